@@ -11,8 +11,8 @@ use counterfoil::{
 };
 
 use crate::config::{FamilyConfig, PairConfig, Recount};
-use crate::daemon::discovery;
 use crate::poll::with_timeout;
+use crate::search;
 
 /// The time limit of a search for families, within that of a server's reply.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -46,7 +46,7 @@ pub async fn registered(store: &dyn Store) -> Result<(Vec<Registered>, BTreeMap<
 /// be missing: those of the configuration, and others with the settings that Redis has of them.
 pub async fn in_redis(redis: &Connection, pair: &PairConfig) -> (Vec<Family>, Option<String>) {
     let mut names = pair.family_names();
-    let why = match with_timeout(SEARCH_TIMEOUT, discovery::families(redis)).await {
+    let why = match with_timeout(SEARCH_TIMEOUT, search::families(redis)).await {
         Ok(found) => {
             names.extend(found);
             None

@@ -12,6 +12,7 @@ mod http;
 mod output;
 mod pair;
 mod poll;
+mod search;
 mod signals;
 mod status;
 mod view;

@@ -20,8 +20,11 @@ package counterfoil
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"os"
 	"regexp"
 	"sync"
 	"sync/atomic"
@@ -73,6 +76,10 @@ type Options struct {
 	RetryFor time.Duration
 	// LaterEvery is how long Later collects before it sends, by default 5 ms.
 	LaterEvery time.Duration
+	// TLSCA is for [Connect] with rediss://: the file of the authority that signed the server's certificate, in PEM. With
+	// TLSNoVerify any certificate is accepted.
+	TLSCA       string
+	TLSNoVerify bool
 	// Daemons are the URLs of the HTTP API of one or several daemons, such as http://127.0.0.1:9292. Value and Values ask
 	// the next one if one is unreachable or busy, and so does [Cached] without [ReadRow].
 	Daemons []string
@@ -133,12 +140,47 @@ func Connect(address, namespace string, options Options) (*Client, error) {
 	if err != nil {
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "url", Family: namespace, cause: err}
 	}
+	if err := options.secure(parsed); err != nil {
+		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, cause: err}
+	}
 	parsed.MaxRetries = -1 // this package repeats calls, and then knows which of them Redis refused
 	c, err := New(redis.NewClient(parsed), namespace, options)
 	if err == nil {
 		c.isOwn = true
 	}
 	return c, err
+}
+
+// secure sets the options of TLS.
+func (o *Options) secure(to *redis.Options) error {
+	if o.TLSCA == "" && !o.TLSNoVerify {
+		return nil
+	}
+	if to.TLSConfig == nil {
+		return errors.New("TLSCA and TLSNoVerify need a URL with rediss://")
+	}
+	to.TLSConfig.InsecureSkipVerify = o.TLSNoVerify
+	if o.TLSCA == "" {
+		return nil
+	}
+	pem, err := os.ReadFile(o.TLSCA)
+	if err != nil {
+		return fmt.Errorf("TLSCA: %w", err)
+	}
+	to.TLSConfig.RootCAs = x509.NewCertPool()
+	if !to.TLSConfig.RootCAs.AppendCertsFromPEM(pem) {
+		return fmt.Errorf("TLSCA: %s has no certificate in PEM", o.TLSCA)
+	}
+	return nil
+}
+
+// explained adds the options that are for an error of TLS.
+func explained(err error) error {
+	var untrusted *tls.CertificateVerificationError
+	if !errors.As(err, &untrusted) {
+		return err
+	}
+	return fmt.Errorf("%w: Options.TLSCA names the authority of the server, TLSNoVerify accepts any", err)
 }
 
 // Close sends what Later took, and closes the connections of [Connect]. Sums that cannot be sent are dropped, and reported to

@@ -173,12 +173,26 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 			f.latest.Store(nil)
 			f.epochs.Delete(home)
 			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("counts as %s, and Redis has %v", f.name, words[1:]))
-		// the daemon configures an emptied Redis again within about a second
-		case latest == nil || time.Since(start) > 3*time.Second || !sleep(ctx, 100*time.Millisecond):
-			e := f.fail(ErrMisconfigured, fmt.Sprint(words[0]), errors.New("declare the family in the daemon's counterfoil.toml, "+
-				"create its tables with `counterfoil init`, and start the daemon"))
-			e.isTemporary = latest != nil
-			return nil, e
+		}
+		why := f.announce(ctx)
+		if time.Since(start) > min(configuredWithin, f.client.options.RetryFor) || !sleep(ctx, 50*time.Millisecond) {
+			return nil, f.failTemporarily("UNCONFIGURED", fmt.Errorf("no daemon has configured the family in this Redis: start the "+
+				"daemon, or declare the family in its counterfoil.toml; or its name or the database number is wrong%s", why))
 		}
 	}
+}
+
+// configuredWithin is how long a daemon may take, which takes what is wanted every second.
+const configuredWithin = 3 * time.Second
+
+// announce announces the family to the daemon, which may know it. It returns why that failed.
+func (f *family) announce(ctx context.Context) string {
+	words, err := f.reply(ctx, "family_want", []string{"cf1:wanted"}, f.path)
+	switch {
+	case err != nil:
+		return "; the daemon was not asked for it: " + err.Error()
+	case words[0] != "OK":
+		return "; cf1:wanted is full, since no daemon takes names"
+	}
+	return ""
 }

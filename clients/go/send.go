@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -42,9 +43,15 @@ type request struct {
 	sent, lost int // lost: arrivals without a reply, which may have been executed, or may still be
 }
 
-// MarshalBinary implements encoding.BinaryMarshaler: go-redis calls it whenever it writes the call to a connection.
+// MarshalBinary implements encoding.BinaryMarshaler: go-redis calls it whenever it writes the call to a connection. A hook that
+// formats commands may call it as well, which does not count.
 func (r *request) MarshalBinary() ([]byte, error) {
-	r.sent++
+	var callers [1]uintptr
+	runtime.Callers(2, callers[:])
+	caller, _ := runtime.CallersFrames(callers[:]).Next()
+	if strings.Contains(caller.Function, "/internal/proto.") {
+		r.sent++
+	}
 	return nil, nil
 }
 
@@ -57,7 +64,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		before := r.sent
 		words, err := protected(func() ([]any, error) { return send(ctx, f.client.redis, r.keys, r.args...).Slice() })
-		code := codeOf(err)
+		code, err := codeOf(err), explained(err)
 		r.lost += r.sent - before
 		if r.sent > before && (err == nil || code != "" && (f.client.isOwn || !in(connecting, code))) {
 			r.lost-- // the one that the reply belongs to

@@ -12,11 +12,11 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Script};
-use crate::scripts::keys::Keys;
+use crate::scripts::keys::{Keys, WANTED};
 
 /// Trial calls of the commands that scripts call, with arguments that change nothing. `@` is a key
 /// that does not exist. The last one removes what others may have written.
-const CALLED: [&str; 30] = [
+const CALLED: [&str; 32] = [
     "EXISTS @",
     "HDEL @ field",
     "HEXISTS @ field",
@@ -32,7 +32,9 @@ const CALLED: [&str; 30] = [
     "PEXPIRE @ none",
     "PTTL @",
     "RENAME @ @",
+    "SCARD @",
     "SMISMEMBER @ member",
+    "SPOP @ 0",
     "SREM @ member",
     "TIME",
     "ZADD @ none member",
@@ -50,13 +52,14 @@ const CALLED: [&str; 30] = [
 ];
 
 /// The scripts that a [`Writer`](Role::Writer) calls for the kinds that it counts in.
-const WRITING: [&str; 8] = [
+const WRITING: [&str; 9] = [
     "activity_touch",
     "buffered_add",
     "cached_get",
     "cached_incr",
     "cached_seed",
     "family_epoch",
+    "family_want",
     "series_add",
     "visitors_first",
 ];
@@ -94,9 +97,15 @@ pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>>
         Ok(reply) => reply,
         Err(error) => return lacks(family, "evalsha", error).map(|rule| vec![rule]),
     };
-    reply.read_all(reply.left(), |reply| {
+    let mut missing = reply.read_all(reply.left(), |reply| {
         reply.text().map(|command| format!("+{command}"))
-    })
+    })?;
+    let of_wanted = bundle::expect_ok(redis, "family_try", &[WANTED], &["EXISTS @"]);
+    if let Err(error) = of_wanted.await {
+        lacks(family, "evalsha", error)?;
+        missing.push(format!("~{WANTED}"));
+    }
+    Ok(missing)
 }
 
 fn command_of(words: &str) -> &str {
@@ -146,9 +155,10 @@ pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
 }
 
 /// Returns the ACL rules, for `ACL SETUSER`, that a user of that role needs for these families.
-/// They begin with a key pattern for each family, such as `~cf1:{shop/views/*`. A rule for each
-/// command follows, such as `+evalsha`, only for commands that the families' kinds need. Both lists
-/// are ascending and without duplicates.
+/// They begin with a key pattern for each family, such as `~cf1:{shop/views/*`, and except for a
+/// [`Reader`](Role::Reader) with `~cf1:wanted`, where clients announce families that Redis does not
+/// know. A rule for each command follows, such as `+evalsha`, only for commands that the families'
+/// kinds need. Both lists are ascending and without duplicates.
 ///
 /// The connection itself needs further rules: a password, and `+cluster|slots`, `+select` or
 /// `+script|load`, as docs/operations.md says.
@@ -159,7 +169,9 @@ pub fn acl_rules(families: &[Family], role: Role) -> Vec<String> {
         .flat_map(|family| commands_of(family, role))
         .map(str::to_lowercase)
         .collect();
+    let announces = role != Role::Reader && !families.is_empty();
     keys.into_iter()
+        .chain(announces.then(|| format!("~{WANTED}")))
         .chain(commands.into_iter().map(|command| format!("+{command}")))
         .collect()
 }

@@ -17,6 +17,8 @@ use crate::process::family::Opened;
 use crate::process::shared::{InUse, Shared};
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::lifecycle::ReconcilerBuilder;
+use crate::scripts::bundle::{self, Reply};
+use crate::scripts::keys::WANTED;
 use crate::store::mysql::MysqlStore;
 use crate::store::{Registered, Store};
 
@@ -124,6 +126,9 @@ impl Counterfoil {
                 &family,
                 configured.map_err(|error| access::explain(&family, error)),
             )?;
+            if registered.is_none() {
+                self.announce(&family).await;
+            }
         }
         Ok(self.in_use(self.shared.open(family, registered)?))
     }
@@ -135,6 +140,25 @@ impl Counterfoil {
             writer,
             timeouts: self.timeouts,
         }
+    }
+
+    /// Announces a family that is not registered yet, so that a daemon with a pattern for it finds
+    /// it. It is found later, too, so an error is of no consequence.
+    async fn announce(&self, family: &Family) {
+        let (redis, name) = (&self.shared.redis, [family.to_string()]);
+        let announced = bundle::repeat_safe(redis, "family_want", &[WANTED], &name);
+        if let Err(error) = announced.await {
+            tracing::debug!(%family, error = %format_args!("{error:#}"), "was not announced");
+        }
+    }
+
+    /// Takes the names of families that clients announced, as `NAMESPACE/FAMILY`, up to 10,000 at
+    /// once. It is for the daemon, which configures those that it knows.
+    #[doc(hidden)]
+    pub async fn take_wanted(&self, most: usize) -> Result<Vec<String>> {
+        let (redis, most) = (&self.shared.redis, [most.to_string()]);
+        let mut taken = bundle::expect_ok(redis, "family_take", &[WANTED], &most).await?;
+        taken.read_all(taken.left(), Reply::text)
     }
 
     /// Registers the family; returns `None` if the database is unreachable.

@@ -8,6 +8,10 @@ use crate::family::calendar::Precision;
 /// A key. Some contain a name from the application, which may be of any bytes.
 pub type Key = Vec<u8>;
 
+/// The key of the set of families that clients want, and that Redis does not know. It is of no
+/// family, so it has a slot of its own.
+pub const WANTED: &str = "cf1:wanted";
+
 /// The keys of one partition of a family. All carry one hash tag, so that they live in one Redis
 /// Cluster slot.
 #[derive(Clone, Debug)]

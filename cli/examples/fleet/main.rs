@@ -94,7 +94,6 @@ async fn begin() -> Result<Fleet> {
     let program = daemon::program()?;
     println!("{}", testkit::versions());
     let site = Arc::new(Site::start().await?);
-    site.open_families().await?;
     let daemons = Daemons::start(program, &site).await?;
     println!("status page: http://{}/", site.listen);
     let before = Stored::read(&site.mysql).await?;

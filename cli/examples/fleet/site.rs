@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use counterfoil::redis::aio::ConnectionManager;
 use counterfoil::sqlx::{self, AssertSqlSafe, MySqlPool};
-use counterfoil::{Counterfoil, Family, MemoryStore};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
@@ -22,7 +21,7 @@ const TABLES: [&str; 3] = [
      PRIMARY KEY (store_id, id))",
 ];
 
-/// The families of the daemon. It discovers the shops' namespaces by their keys in Redis. Counters
+/// The families of the daemon. The packages announce those of each shop by their first calls. Counters
 /// of votes leave Redis soon, so that writers read their rows again.
 const FAMILIES: &str = r#"
 [[family]]
@@ -87,25 +86,6 @@ impl Site {
         })
     }
 
-    /// Opens the families, as an application does for each new shop. A client of the scripts
-    /// refuses to count in a family that Redis does not know.
-    pub async fn open_families(&self) -> Result<()> {
-        let application = Counterfoil::new(self.redis.clone(), MemoryStore::new());
-        for shop in 1..=SHOPS {
-            let namespace = format!("shop-{shop}");
-            let _ = application
-                .open(Family::buffered(&namespace, "views"))
-                .await?;
-            let _ = application
-                .open(Family::visitors(&namespace, "visitors"))
-                .await?;
-            let _ = application
-                .open(Family::cached(&namespace, "votes"))
-                .await?;
-        }
-        Ok(())
-    }
-
     /// Returns what a client is opened with.
     pub fn open(&self, library: &str) -> Value {
         json!({
@@ -130,7 +110,7 @@ impl Site {
         let (redis, mysql) = (self.redis_server.url(), &self.mysql_url);
         let path = self.file(&format!("{name}.toml"));
         let pair = format!(
-            "[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ncreate_tables = true\ndurability = \"immediate\"\ndiscover = \"1s\""
+            "[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ncreate_tables = true\ndurability = \"immediate\""
         );
         fs::write(&path, format!("listen = {listen:?}\n{pair}\n{FAMILIES}"))?;
         Ok(path)

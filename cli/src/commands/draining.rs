@@ -11,11 +11,11 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{Context, open, try_connect};
 use crate::config::PairConfig;
-use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::{count, message, short};
 use crate::poll::{in_time, ticks};
+use crate::search;
 
 /// The interval between progress messages.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -144,7 +144,7 @@ async fn open_all(
     }
     let mut names = pair.family_names();
     if pair.has_patterns() {
-        let found = discovery::families(counterfoil.redis()).await;
+        let found = search::families(counterfoil.redis()).await;
         names.extend(found.map_err(|error| {
             Error::new(ErrorKind::Redis, "search for namespaces failed").with_source(error)
         })?);
@@ -170,7 +170,7 @@ async fn strangers(
     known: &BTreeSet<String>,
     end: Instant,
 ) -> Vec<String> {
-    match timeout_at(end, discovery::waiting(counterfoil.redis())).await {
+    match timeout_at(end, search::waiting(counterfoil.redis())).await {
         Ok(Ok(waiting)) => waiting
             .difference(known)
             .map(|name| {

@@ -16,7 +16,7 @@ use crate::pair;
 use crate::poll::in_time;
 
 /// ACL rules for commands that the daemon needs or benefits from, in addition to the library's.
-/// `drain` searches Redis by SCAN, and so does the daemon if a name has a `*`.
+/// `drain` searches Redis by SCAN, and so does `status` while MySQL is unavailable.
 const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+scan"];
 
 /// Prints the rules of an ACL.
@@ -42,7 +42,8 @@ async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure
     let mut rules: BTreeSet<_> = acl_rules(&single, role.role()).into_iter().collect();
     for pattern in &patterns {
         let of_sample = acl_rules(&[pattern.sample()?], role.role());
-        rules.extend(of_sample.into_iter().filter(|rule| rule.starts_with('+')));
+        let of_one = |rule: &String| rule.starts_with("~cf1:{");
+        rules.extend(of_sample.into_iter().filter(|rule| !of_one(rule)));
         rules.insert(format!("~cf1:{{{}/*", pattern.name()));
     }
     if let RoleName::Daemon = role {

@@ -13,12 +13,12 @@ use serde_json::json;
 use super::status::differences;
 use super::{CONNECT_ADVICE, Context};
 use crate::config::{PairConfig, mysql_transport};
-use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::Output;
 use crate::pair;
 use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, in_time, with_timeout};
+use crate::search;
 
 /// Prints the SQL of counterfoil's own tables.
 pub fn print_schema(output: Output) -> Result<Exit, Failure> {
@@ -135,9 +135,7 @@ pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
     }
     let redis = async {
         match &connected {
-            Ok(counterfoil) => {
-                check_servers(counterfoil, registered, &new, pair.has_patterns()).await
-            }
+            Ok(counterfoil) => check_servers(counterfoil, registered, &new).await,
             Err(why) => {
                 let message = format!("unavailable: {why}");
                 Ok(vec![error("redis", message, CONNECT_ADVICE)])
@@ -166,29 +164,34 @@ async fn check_servers(
     counterfoil: &Counterfoil,
     registered: Vec<Registered>,
     new: &[Family],
-    has_patterns: bool,
 ) -> Result<Vec<Finding>, Failure> {
     for registered in registered {
         counterfoil.open_registered(registered)?;
     }
     let mut findings = counterfoil.check_with(new).await;
-    if has_patterns && let Err(why) = try_scan(counterfoil.redis()).await {
-        let message = format!("searching for namespaces failed: {why}");
-        let advice = "Families with a * in their names need +scan";
-        findings.push(error("redis acl", message, advice));
+    if let Err(why) = try_scan(counterfoil.redis()).await {
+        let message = format!("searching Redis for families failed: {why}");
+        let advice = "`counterfoil drain`, and `counterfoil status` while MySQL is unavailable, \
+                      need +scan";
+        findings.push(Finding::new(
+            Severity::Warning,
+            "redis acl",
+            message,
+            advice,
+        ));
     }
     Ok(findings)
 }
 
 /// Scans one page of one node, to check the permission.
 async fn try_scan(redis: &Connection) -> RedisResult<()> {
-    let nodes = discovery::nodes(redis).await?;
+    let nodes = search::nodes(redis).await?;
     let Some(node) = nodes.first() else {
         return Ok(());
     };
     let mut command = cmd("SCAN");
     command.arg(0).arg("COUNT").arg(1);
-    discovery::ask(redis, node, command).await.map(drop)
+    search::ask(redis, node, command).await.map(drop)
 }
 
 /// Checks that the configured recounts can read their tables.

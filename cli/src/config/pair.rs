@@ -32,8 +32,6 @@ pub struct PairConfig {
     pub serve: Serve,
     pub create_tables: bool,
     pub allow_evicting: bool,
-    /// The interval at which the daemon searches Redis for namespaces.
-    pub discover: Duration,
     /// The time for which records of what happened are kept.
     pub keep_history: Duration,
     pub families: Vec<FamilyConfig>,
@@ -117,7 +115,6 @@ pub struct PairEntry {
     create_tables: bool,
     #[serde(default)]
     allow_evicting: bool,
-    discover: Option<Time>,
     keep_history: Option<Time>,
 }
 
@@ -209,7 +206,6 @@ impl PairEntry {
         if connections < 2 {
             return Err("connections: at least 2 are needed".to_owned());
         }
-        let time = |time: Option<Time>, default| time.map_or(default, |time| time.0);
         Ok(PairConfig {
             name: name.to_owned(),
             redis,
@@ -224,8 +220,9 @@ impl PairEntry {
             serve: self.serve,
             create_tables: self.create_tables,
             allow_evicting: self.allow_evicting,
-            discover: time(self.discover, Duration::from_secs(30)),
-            keep_history: time(self.keep_history, MysqlStore::REJECTS_KEPT),
+            keep_history: self
+                .keep_history
+                .map_or(MysqlStore::REJECTS_KEPT, |time| time.0),
             families: Vec::new(),
         })
     }

@@ -1,25 +1,28 @@
-//! The families of one pair. The daemon opens the configured ones, also in namespaces that it
-//! discovers, and recounts them.
+//! The families of one pair. The daemon opens the configured ones, also in namespaces that MySQL
+//! knows or that clients announce, and recounts them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 
 use counterfoil::admin::{Finding, Severity};
 use counterfoil::recount::{RecountBuilder, Recounted, Recounter};
-use counterfoil::redis::RedisResult;
 use counterfoil::{AnyCounters, Counterfoil, Family, Result};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 
-use super::discovery;
 use crate::config::{FamilyConfig, PairConfig};
-use crate::families;
+use crate::families::{self, registered};
+use crate::poll::{CHECK_TIMEOUT, with_timeout};
 use crate::view::Refused;
 
 /// The maximum number of families that are opened concurrently.
 const MAX_OPENING: usize = 16;
-/// The subject of the finding about a search that fails.
-const SEARCH: &str = "search for namespaces";
+/// The subject of the finding about announced families that cannot be taken from Redis.
+const TAKING: &str = "announced families";
+/// The maximum number of names that Redis holds, and the daemon takes at once.
+const MAX_WANTED: usize = 10_000;
+/// The maximum number of names that are remembered as logged. Further ones are not logged.
+const MAX_STRANGERS: usize = 1000;
 
 /// Families by NAMESPACE/FAMILY.
 pub struct Families {
@@ -30,9 +33,11 @@ pub struct Families {
     /// Families that were not opened, each with the reason.
     refused: BTreeMap<String, String>,
     recounters: HashMap<String, Recounter>,
-    /// The error of the last search, if it failed.
-    search_error: Option<String>,
-    /// The search and the recounts that fail, each with its error.
+    /// Families that clients announced, and that are not configured.
+    strangers: BTreeSet<String>,
+    /// The error of the last attempt to take announced families, if it failed.
+    taking_error: Option<String>,
+    /// That attempt and the recounts that fail, each with its error.
     failing: BTreeMap<String, String>,
 }
 
@@ -44,19 +49,26 @@ impl Families {
             opened: BTreeSet::new(),
             refused: BTreeMap::new(),
             recounters: HashMap::new(),
-            search_error: None,
+            strangers: BTreeSet::new(),
+            taking_error: None,
             failing: BTreeMap::new(),
         }
     }
 
-    /// Opens the configured families, and again those that a search found: their configuration may
-    /// have changed. A family that is no longer configured stays open until the daemon ends.
+    /// Opens the configured families, also those of patterns in MySQL, and again all that are open:
+    /// their configuration may have changed. A family that is no longer configured stays open until
+    /// the daemon ends.
     pub async fn open_configured(&mut self) {
         self.stop().await;
+        self.strangers.clear();
         let config = &self.config;
         self.refused.retain(|name, _| config.family(name).is_some());
         let mut names = config.family_names();
         names.extend(self.opened.iter().cloned());
+        // if MySQL does not reply, its families are opened once it does
+        let registered = with_timeout(CHECK_TIMEOUT, registered(self.counterfoil.store())).await;
+        let (known, _) = registered.unwrap_or_default();
+        names.extend(known.iter().map(|known| known.family.to_string()));
         self.open(names).await;
     }
 
@@ -68,26 +80,41 @@ impl Families {
         self.open(missing).await;
     }
 
-    /// Searches Redis for families, if patterns are configured.
-    pub fn search(&self) -> impl Future<Output = RedisResult<BTreeSet<String>>> + use<> {
-        let has_patterns = self.config.has_patterns();
-        let redis = self.counterfoil.redis().clone();
-        async move {
-            if has_patterns {
-                discovery::families(&redis).await
-            } else {
-                Ok(BTreeSet::new())
-            }
-        }
+    /// Opens those of these families that are configured and not open.
+    pub async fn open_new(&mut self, mut names: BTreeSet<String>) {
+        names.retain(|name| !self.opened.contains(name) && !self.refused.contains_key(name));
+        self.open(names).await;
     }
 
-    /// Opens the families that a search found, those of configured patterns.
-    pub async fn open_found(&mut self, found: RedisResult<BTreeSet<String>>) {
-        self.search_error = found.as_ref().err().map(|error| format!("{error:#}"));
-        if let Ok(found) = found {
-            let new: Vec<_> = found.difference(&self.opened).cloned().collect();
-            self.open(new).await;
+    /// Takes the families that clients announced.
+    pub fn take_wanted(&self) -> impl Future<Output = Result<Vec<String>>> + use<> {
+        let counterfoil = self.counterfoil.clone();
+        async move { counterfoil.take_wanted(MAX_WANTED).await }
+    }
+
+    /// Opens the families that clients announced, and logs each that is not configured, once. One
+    /// that is open is configured in Redis again.
+    pub async fn open_wanted(&mut self, wanted: Result<Vec<String>, String>) {
+        self.taking_error = wanted.as_ref().err().cloned();
+        let is_configured = |name: &String| self.config.family(name).is_some();
+        let wanted = wanted.unwrap_or_default().into_iter();
+        let (configured, strangers): (Vec<_>, Vec<_>) = wanted.partition(is_configured);
+        let mut new = Vec::new();
+        for name in strangers {
+            if self.strangers.len() < MAX_STRANGERS && self.strangers.insert(name.clone()) {
+                new.push(name);
+            }
         }
+        if !new.is_empty() {
+            let pair = &self.config.name;
+            let families = new.join(" ");
+            tracing::warn!(
+                pair,
+                families,
+                "applications ask for families that are not configured"
+            );
+        }
+        self.open(configured).await;
     }
 
     pub fn number(&self) -> usize {
@@ -96,6 +123,11 @@ impl Families {
 
     pub fn has(&self, family: &Family) -> bool {
         self.opened.contains(&family.to_string())
+    }
+
+    /// Returns whether the family is configured.
+    pub fn describes(&self, family: &Family) -> bool {
+        self.config.family(&family.to_string()).is_some()
     }
 
     /// Returns the configured families that were not opened.
@@ -118,16 +150,16 @@ impl Families {
         self.recounters.get(family).map(Recounter::progress)
     }
 
-    /// Notes whether the search and the recounts fail, and logs each new reason. Returns true if
+    /// Notes whether taking families and the recounts fail, and logs each new reason. Returns true if
     /// others fail than before. Servers that are unavailable are reported as such.
     pub fn supervise(&mut self) -> bool {
         let recounts = self.recounters.iter().filter_map(|(name, recounter)| {
             let error = recounter.error().filter(|error| !error.is_retryable())?;
             Some((format!("recount of {name}"), format!("{error:#}")))
         });
-        let search = self.search_error.iter();
-        let search = search.map(|error| (SEARCH.to_owned(), error.clone()));
-        let failing: BTreeMap<_, _> = recounts.chain(search).collect();
+        let taking = self.taking_error.iter();
+        let taking = taking.map(|error| (TAKING.to_owned(), error.clone()));
+        let failing: BTreeMap<_, _> = recounts.chain(taking).collect();
         let before = mem::replace(&mut self.failing, failing);
         for (step, error) in &self.failing {
             if before.get(step) != Some(error) {
@@ -137,11 +169,12 @@ impl Families {
         before != self.failing
     }
 
-    /// Returns a finding for the search and for each recount that fails.
+    /// Returns a finding for taking families and for each recount that fails.
     pub fn findings(&self) -> Vec<Finding> {
         let finding = |(step, error): (&String, &String)| {
-            let advice = if step == SEARCH {
-                "Redis refuses hits of new namespaces meanwhile. The search needs +scan"
+            let advice = if step == TAKING {
+                "New tenants are refused meanwhile. The daemon needs ~cf1:wanted and +spop, and the \
+                 key cf1:wanted must be a set"
             } else {
                 "Correct its source in the configuration, or grant SELECT on it"
             };
@@ -183,7 +216,10 @@ impl Families {
                     if self.refused.remove(&name).is_some() {
                         tracing::info!(pair, family = name, "family was opened");
                     }
-                    match start_recount(counterfoil, &counters, &config) {
+                    // one that was announced again is recounted already
+                    let is_recounted = self.recounters.contains_key(&name);
+                    let config = (!is_recounted).then_some(&config);
+                    match start_recount(counterfoil, &counters, config) {
                         Ok(recounter) => {
                             let recounter = recounter.map(|recounter| (name.clone(), recounter));
                             self.recounters.extend(recounter);
@@ -210,9 +246,9 @@ impl Families {
 fn start_recount(
     counterfoil: &Counterfoil,
     counters: &AnyCounters,
-    config: &FamilyConfig,
+    config: Option<&FamilyConfig>,
 ) -> Result<Option<Recounter>> {
-    let Some(recount) = &config.recount else {
+    let Some(recount) = config.and_then(|config| config.recount.as_ref()) else {
         return Ok(None);
     };
     let every = recount.settings.every.0;

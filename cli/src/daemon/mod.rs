@@ -1,6 +1,5 @@
 //! The daemon: a server process, of which any number may run.
 
-pub mod discovery;
 pub mod failing;
 mod families;
 pub mod metrics;

@@ -1,6 +1,7 @@
 //! The worker of one pair: it waits for the servers, opens the families, brings everything to
 //! MySQL, and publishes the state.
 
+use std::collections::BTreeSet;
 use std::future::ready;
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,8 +10,6 @@ use std::time::{Duration, Instant};
 use counterfoil::admin::{Finding, Severity};
 use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, Error, ErrorKind, Reconciler, Result};
-use futures_util::FutureExt;
-use futures_util::future::{Fuse, FusedFuture};
 use tokio::select;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -40,6 +39,8 @@ const UPKEEP: Duration = Duration::from_secs(30);
 const RECHECK: Duration = Duration::from_secs(5);
 /// The interval at which a worker checks that its reconciler runs and succeeds.
 const SUPERVISION: Duration = Duration::from_secs(1);
+/// The interval at which a worker takes the families that clients announced.
+const WANTED: Duration = Duration::from_secs(1);
 /// The time after a server's recovery from which failing steps are logged: each is retried before.
 const RECOVERY: Duration = Duration::from_secs(3);
 /// The pause after a server refused something, before the next attempt.
@@ -143,14 +144,11 @@ impl ConnectedWorker {
     /// Works step by step. Never returns.
     async fn work(&mut self) {
         let mut reloads = self.reloads.clone();
-        let discover = self.config.discover.max(Duration::from_millis(100));
-        let (mut overviews, mut upkeep, mut discoveries) =
-            (ticks(OVERVIEW), ticks(UPKEEP), ticks(discover));
+        let (mut overviews, mut upkeep, mut wanted) =
+            (ticks(OVERVIEW), ticks(UPKEEP), ticks(WANTED));
         let mut supervisions = ticks(SUPERVISION);
         let mut views = self.state.view.subscribe();
         let mut were_up = false;
-        // beside the other work: it takes long where Redis has many keys
-        let mut search = pin!(Fuse::terminated());
         loop {
             let is_started = self.reconciler.is_some();
             // steps that need MySQL are skipped while a server is down
@@ -167,7 +165,6 @@ impl ConnectedWorker {
                 biased;
                 Ok(()) = reloads.changed() => {
                     self.reload().await;
-                    discoveries.reset_immediately();
                 }
                 _ = supervisions.tick(), if is_started => {
                     if self.supervise() {
@@ -182,10 +179,10 @@ impl ConnectedWorker {
                         upkeep.reset_after(RECHECK);
                     }
                 }
-                _ = discoveries.tick(), if is_working && search.is_terminated() => {
-                    search.set(self.families.search().fuse());
+                _ = wanted.tick(), if is_working => {
+                    let taken = with_timeout(CHECK_TIMEOUT, self.families.take_wanted()).await;
+                    self.families.open_wanted(taken).await;
                 }
-                found = &mut search, if is_working => self.families.open_found(found).await,
                 Ok(()) = views.changed() => {}
             }
         }
@@ -278,16 +275,25 @@ impl ConnectedWorker {
         let read = with_timeout(CHECK_TIMEOUT, read).await;
         // exact reads compare the settings of families; an upkeep reports an error. A silent MySQL is
         // waited for once, so that it does not delay a reload
-        if read.is_ok() {
-            drop(with_timeout(CHECK_TIMEOUT, self.read_families()).await);
+        state.looked("overview", read.clone());
+        if read.is_ok()
+            && let Ok(names) = with_timeout(CHECK_TIMEOUT, self.read_families()).await
+        {
+            self.families.open_new(names).await;
         }
-        state.looked("overview", read);
     }
 
     /// Retries refused families, reads those of the database, and runs `check`.
     async fn upkeep(&mut self) {
         self.families.retry_missing().await;
         let read = with_timeout(CHECK_TIMEOUT, self.read_families()).await;
+        let read = match read {
+            Ok(names) => {
+                self.families.open_new(names).await;
+                Ok(())
+            }
+            Err(why) => Err(why),
+        };
         self.check().await;
         let refused = self.families.refused();
         let state = &self.state;
@@ -316,7 +322,8 @@ impl ConnectedWorker {
     }
 
     /// Reads the families that the database knows, and publishes them and those that are not served.
-    async fn read_families(&self) -> Result<()> {
+    /// Returns the names of all.
+    async fn read_families(&self) -> Result<BTreeSet<String>> {
         let (known, unknown) = families::registered(self.counterfoil.store()).await?;
         let others = known.iter().filter(|registered| !self.serves(registered));
         let others = others.map(|registered| registered.family.to_string());
@@ -335,12 +342,16 @@ impl ConnectedWorker {
         }
         // first, since a read of a known family opens it
         self.state.update(|view| view.not_served = not_served);
+        let names = known.iter().map(|known| known.family.to_string()).collect();
         self.state.set_known(known);
-        Ok(())
+        Ok(names)
     }
 
     fn serves(&self, Registered { family, .. }: &Registered) -> bool {
-        self.config.serve.includes(family.namespace()) || self.families.has(family)
+        // one of another daemon is opened next
+        self.config.serve.includes(family.namespace())
+            || self.families.has(family)
+            || self.families.describes(family)
     }
 
     /// Applies the families of a reloaded configuration. Without a reconciler, the next start opens

@@ -3,8 +3,9 @@
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use counterfoil::redis::cmd;
 use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
 use serde_json::json;
 use testkit::MysqlServer;
@@ -55,15 +56,34 @@ async fn it_brings_to_mysql_what_others_count() {
     assert!(status.success() && log.contains("shut down"), "{log}");
 }
 
+/// Returns whether Redis knows a family.
+async fn is_configured(site: &Site, family: &str) -> bool {
+    let known = format!("HEXISTS cf1:{{{family}/0}}:calls =kind");
+    site.redis.run(&known).await.unwrap()
+}
+
 #[tokio::test]
-async fn a_namespace_is_found_that_fits_a_pattern() {
+async fn a_tenant_that_fits_a_pattern_is_configured_once_a_client_wants_it() {
     let site = Site::new().await;
     site.sql("CREATE TABLE views (store INT UNSIGNED, product VARBINARY(64), n BIGINT NOT NULL, PRIMARY KEY (store, product))")
         .await;
     site.configure(TENANTS);
     let daemon = site.daemon().await;
+    for tenant in ["shop-1", "shop-22", "other"] {
+        site.want(&format!("{tenant}/views")).await;
+    }
+    eventually("both tenants", async || {
+        is_configured(&site, "shop-1/views").await && is_configured(&site, "shop-22/views").await
+    })
+    .await;
+    daemon
+        .logs(&["families that are not configured", "other/views"])
+        .await;
+    // a further announcement neither logs again nor disturbs a family that is open
+    site.want("other/views").await;
+    site.want("shop-1/views").await;
     let writer = site.writer().await;
-    let open = async |tenant: &str| {
+    for (tenant, id) in [("shop-1", "1/shoe"), ("shop-22", "22/shoe")] {
         let table = Table::upsert("views")
             .key("store", KeyType::Unsigned)
             .key("product", KeyType::Text)
@@ -71,46 +91,87 @@ async fn a_namespace_is_found_that_fits_a_pattern() {
         let family = Family::buffered(tenant, "views")
             .durability(Durability::Immediate)
             .table(table);
-        writer.open(family).await.unwrap()
-    };
-    for (tenant, id) in [
-        ("shop-1", "1/shoe"),
-        ("shop-22", "22/shoe"),
-        ("other", "3/shoe"),
-    ] {
-        let _ = open(tenant).await.add(id, 5).await.unwrap();
+        let views = writer.open(family).await.unwrap();
+        let _ = views.add(id, 5).await.unwrap();
     }
-    let found = async || {
+    eventually("the hits of both", async || {
         site.number("SELECT CAST(COALESCE(SUM(n), 0) AS SIGNED) FROM views WHERE store IN (1, 22)")
             .await
             == 10
-    };
-    eventually("both tenants", found).await;
-    assert_eq!(
-        site.number("SELECT COUNT(*) FROM views").await,
-        2,
-        "another namespace is not described"
-    );
-    let _ = open("shop-1").await.add("1/shoe", 1).await.unwrap();
-    eventually("a further hit", async || {
-        site.number("SELECT n FROM views WHERE store = 1").await == 6
     })
     .await;
-    drop(daemon);
+    assert!(!is_configured(&site, "other/views").await);
+    assert_eq!(
+        daemon.lines(&["families that are not configured", "other/views"]),
+        1
+    );
 }
 
 #[tokio::test]
-async fn a_long_search_for_namespaces_does_not_delay_the_end() {
+async fn hostile_announcements_do_no_harm() {
     let site = Site::new().await;
-    site.fill_redis().await;
     site.configure("[[family]]\nname = \"shop-*/views\"\nkind = \"buffered\"\n");
     let daemon = site.daemon().await;
     daemon.logs(&["started"]).await;
-    sleep(Duration::from_millis(500)).await;
-    daemon.signal("TERM");
-    let started = Instant::now();
-    daemon.ended().await;
-    assert!(started.elapsed() < Duration::from_secs(5));
+    let mut hostile = cmd("SADD");
+    hostile.arg("cf1:wanted").arg("shop-1/views\nlevel=error");
+    hostile.arg("shop-*/views").arg("shop-2/views/0").arg("");
+    hostile
+        .arg(b"\xff/\xff")
+        .arg("../views")
+        .arg("x".repeat(1 << 20));
+    for number in 0..9_990 {
+        hostile.arg(format!("other-{number}/views"));
+    }
+    hostile.arg("shop-3/views");
+    let mut redis = site.redis.manager().await;
+    hostile.exec_async(&mut redis).await.unwrap();
+    eventually("all are taken", async || {
+        site.redis.run::<u64>("EXISTS cf1:wanted").await.unwrap() == 0
+    })
+    .await;
+    site.want("shop-4/views").await;
+    eventually("the tenants", async || {
+        is_configured(&site, "shop-3/views").await && is_configured(&site, "shop-4/views").await
+    })
+    .await;
+    assert_eq!(
+        site.number("SELECT COUNT(*) FROM counterfoil_families")
+            .await,
+        2
+    );
+    assert!(daemon.lines(&["families that are not configured"]) <= 2);
+    assert!(daemon.log().len() < 100_000);
+}
+
+#[tokio::test]
+async fn the_tenants_in_mysql_come_back_after_redis_was_emptied_without_a_daemon() {
+    let site = Site::new().await;
+    let tenants = "[[family]]\nname = \"shop-*/views\"\nkind = \"buffered\"\n";
+    site.configure_pair("serve = \"declared\"", tenants);
+    let daemon = site.daemon().await;
+    site.want("shop-1/views").await;
+    eventually("the tenant", async || {
+        is_configured(&site, "shop-1/views").await
+    })
+    .await;
+    drop(daemon);
+    site.redis.run::<()>("FLUSHALL").await.unwrap();
+    let daemon = site.daemon().await;
+    eventually("the tenant again", async || {
+        is_configured(&site, "shop-1/views").await
+    })
+    .await;
+    // of one that another daemon has registered
+    let other = Counterfoil::new(
+        site.redis.manager().await,
+        MysqlStore::new(site.pool.clone()),
+    );
+    let family = Family::buffered("shop-2", "views").durability(Durability::Immediate);
+    let views = other.open(family.sync_hits(1)).await.unwrap();
+    let _ = views.add("page", 3).await.unwrap();
+    eventually("the hits", async || site.number(ALL).await == 3).await;
+    assert_eq!(daemon.lines(&["not served"]), 0);
 }
 
 #[tokio::test]
@@ -269,7 +330,7 @@ async fn sighup_takes_up_new_families_and_a_wrong_file_changes_nothing() {
     );
     daemon.signal("HUP");
     daemon
-        .logs(&["reload failed", "counterfoil.toml:10", "bufered"])
+        .logs(&["reload failed", "counterfoil.toml:9", "bufered"])
         .await;
     assert_eq!(site.number(ALL).await, 0);
 
@@ -446,7 +507,7 @@ async fn a_reload_with_another_redis_leaves_the_former_one() {
 }
 
 #[tokio::test]
-async fn a_search_and_a_recount_that_fail_are_findings() {
+async fn announcements_and_a_recount_that_fail_are_findings() {
     const FAMILIES: &str = "
 [[family]]
 name = \"shop-*/views\"
@@ -462,7 +523,7 @@ every = \"200ms\"
     let site = Site::new().await;
     site.configure(FAMILIES);
     site.printed(&["add", "shop/likes", "a"]).await;
-    let _: () = site.redis.run("ACL SETUSER default -scan").await.unwrap();
+    let _: () = site.redis.run("SET cf1:wanted text").await.unwrap();
     let daemon = site.daemon().await;
     let errors = async || {
         let state = get(&daemon, "/api/v1/state").await.json();
@@ -470,9 +531,9 @@ every = \"200ms\"
         let errors = findings.iter().filter(|one| one["severity"] == "error");
         Vec::from_iter(errors.map(|one| one["subject"].as_str().unwrap().to_owned()))
     };
-    let both = ["recount of shop/likes", "search for namespaces"];
+    let both = ["announced families", "recount of shop/likes"];
     eventually("both findings", async || errors().await == both).await;
-    let _: () = site.redis.run("ACL SETUSER default +scan").await.unwrap();
+    let _: () = site.redis.run("DEL cf1:wanted").await.unwrap();
     site.sql("CREATE TABLE likes (item VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (item))")
         .await;
     eventually("the end of both", async || errors().await.is_empty()).await;

@@ -88,7 +88,7 @@ impl Secured {
         site.sql(TABLES).await;
         site.write(&format!(
             "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis_url:?}\nredis_ca = {:?}\nredis_cert = {:?}\n\
-             redis_key = {:?}\nmysql = {:?}\ndurability = \"immediate\"\ndiscover = \"200ms\"\n{FAMILIES}",
+             redis_key = {:?}\nmysql = {:?}\ndurability = \"immediate\"\n{FAMILIES}",
             file("ca.pem"),
             file("client.pem"),
             file("client.key"),
@@ -158,6 +158,7 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_rule_is_needed() {
     let Secured { site, rules, .. } = &secured;
     let daemon = site.daemon_with(|command| command.envs(PASSWORDS)).await;
     daemon.logs(&["started", "families=4"]).await;
+    site.want("shop-1/views").await;
     count(site).await;
     let seen = "SELECT (SELECT n FROM views WHERE store = 1) * 10000 + (SELECT votes FROM item WHERE id = 1) * 1000 \
                 + (SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values)";
@@ -191,7 +192,7 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_rule_is_needed() {
             .collect();
         secured.allow(&others).await;
         let found = secured.check().await;
-        // the missing pattern is reported for the discovered tenant
+        // the missing pattern is reported for the announced tenant
         let missed = rule.trim_start_matches('+').replace("shop-*", "shop-1");
         assert!(found.contains(&missed), "without {rule}: {found}");
     }

@@ -7,6 +7,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use counterfoil::admin::Script;
 use counterfoil::redis::cmd;
 use counterfoil::sqlx::{self, AssertSqlSafe, MySqlPool};
 use counterfoil::{Counterfoil, MemoryStore, MysqlStore};
@@ -78,7 +79,7 @@ impl Site {
         let (redis, mysql) = (self.redis.url(), &self.mysql_url);
         self.write(&format!(
             "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\n\
-             durability = \"immediate\"\ndiscover = \"200ms\"\n{of_pair}\n{more}"
+             durability = \"immediate\"\n{of_pair}\n{more}"
         ))
     }
 
@@ -125,6 +126,16 @@ impl Site {
             let kill = AssertSqlSafe(format!("KILL {id}"));
             let _ = sqlx::raw_sql(kill).execute(&mut *connection).await;
         }
+    }
+
+    /// Announces a family, as a client does that Redis does not know it for.
+    pub async fn want(&self, family: &str) {
+        let script = Script::named("family_want").expect("a script");
+        let mut call = cmd("EVAL");
+        call.arg(script.source).arg(1).arg("cf1:wanted").arg(family);
+        let mut redis = self.redis.manager().await;
+        let called = call.exec_async(&mut redis).await;
+        called.expect("it is announced");
     }
 
     /// Writes so many keys to Redis that a search for families takes at least six seconds.

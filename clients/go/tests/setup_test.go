@@ -81,6 +81,11 @@ type commands struct {
 func (c *commands) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, command redis.Cmder) error {
 		c.last = fmt.Sprint(command.Args()...) + command.String()
+		for _, arg := range command.Args() {
+			if arg, isBinary := arg.(encoding.BinaryMarshaler); isBinary {
+				_, _ = arg.MarshalBinary()
+			}
+		}
 		return next(ctx, command)
 	}
 }
@@ -96,10 +101,30 @@ func TestHooksThatPrintCommands(t *testing.T) {
 	}
 }
 
+func TestHooksThatFormatCommandsChangeNoOutcome(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: time.Second})
+	defer client.Close()
+	client.AddHook(&commands{})
+	views, id := buffered(t, with(t, client, counterfoil.Options{}), "views"), newID()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	must(t, direct.ConfigSet(ctx, "maxmemory", "1").Err())
+	defer direct.ConfigSet(ctx, "maxmemory", "0")
+	for number := range 7 {
+		must(t, views.Later(fmt.Sprint(id, "/", number), 1))
+	}
+	fails(t, views.Flush(ctx), counterfoil.ErrNotCounted, "OOM")
+	must(t, direct.ConfigSet(ctx, "maxmemory", "0").Err())
+	must(t, views.Flush(ctx))
+	for number := range 7 {
+		equal(t, exact(t, fmt.Sprint(id, "/", number)), 1)
+	}
+}
+
 func TestFamiliesThatAreNotThere(t *testing.T) {
 	counters := given(t, socket, counterfoil.Options{})
 	_, err := buffered(t, counters, "unknown").Add(ctx, "a", 1)
-	fails(t, err, counterfoil.ErrMisconfigured, "UNCONFIGURED")
+	fails(t, err, counterfoil.ErrNotCounted, "UNCONFIGURED")
 	_, err = buffered(t, counters, "votes").Add(ctx, "a", 1)
 	fails(t, err, counterfoil.ErrMisconfigured, "MISMATCH")
 	_, err = counters.Buffered("Views")

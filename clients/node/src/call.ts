@@ -74,7 +74,9 @@ export class Sender {
     const state = this.redis.state();
     if (state === 'closed') throw new Misconfigured('CLOSED', 'connect it; node-redis needs a reconnectStrategy');
     const { failure } = this.redis;
-    const why = `the client is not connected${failure ? `: ${failure.message || failure}` : ''}`;
+    const isUntrusted = /CERT|VERIFY_LEAF/.test((failure as NodeJS.ErrnoException | undefined)?.code ?? '');
+    const hint = isUntrusted ? ': the option tlsCa names the authority of the server, tlsVerify: false accepts any' : '';
+    const why = `the client is not connected${failure ? `: ${failure.message || failure}${hint}` : ''}`;
     if (state === 'away') throw new NotCounted('unreachable', why, failure, true);
     return new Promise((resolve, reject) => {
       const wait: Wait = { until: performance.now() + this.timeout, reject };

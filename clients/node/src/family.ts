@@ -5,16 +5,22 @@ import { MAX_N, MAX_STEP, type Bytes, type CounterfoilError, Misconfigured, NotC
 import { memo, randomStep, uniqueName } from './values.js';
 
 const FRESH_MS = 30_000;
-const HINT = `is not configured in this Redis: check the name, the server and the database number, or declare it in the
-daemon's counterfoil.toml (\`counterfoil init\` creates the tables) and start the daemon`;
-/** How long the daemon may take to configure an emptied Redis again. */
-const EMPTIED_MS = 3_000;
+const HINT =
+  'no daemon has configured it in this Redis: start the daemon, or declare the family in its counterfoil.toml; or its name, ' +
+  'the server or the database number is wrong';
+/** How long a daemon may take to configure what is wanted. */
+const CONFIGURED_WITHIN_MS = 3_000;
+const WANTED = 'cf1:wanted';
 const ATTEMPTS = 5;
 /** Calls of a queue at a time. */
 const IN_FLIGHT = 2;
 /** So many items at most are not worth two calls. */
 const SMALL = 16;
-const UNKNOWN = 'EXPIRED: Redis lost its memory, or the call took too long; PASSED: a caller name is used twice';
+const CAUSES: Record<string, string> = {
+  EXPIRED: 'Redis no longer knows this call: it lost its memory, or the call took too long',
+  OUTSIDE: 'the call took too long, and belongs to a slice of time that is over',
+  PASSED: 'another process uses the name of this caller',
+};
 
 /** The settings of a kind, as lua/README.md lists them. */
 export type Settings = Record<string, any>;
@@ -73,7 +79,7 @@ export class Family {
     if (work && work.epoch !== known?.current && work.epoch !== known?.before) this.epochs.delete(home); // it may be newer
     for (let attempt = 1, lost = false; ; attempt += 1) {
       const { current, before, partitions, settings, fence } = await this.epoch(home, deadline, lost);
-      if (work && work.epoch !== current && work.epoch !== before) throw new OutcomeUnknown('EXPIRED', UNKNOWN);
+      if (work && work.epoch !== current && work.epoch !== before) throw new OutcomeUnknown('EXPIRED', CAUSES.EXPIRED!);
       if (counts && partitions !== of) { // the reconciler may not drain the one that was chosen
         throw new (lost ? OutcomeUnknown : Misconfigured)('MISMATCH', `${this.name} has ${partitions} partitions now, not ${of}`);
       }
@@ -94,7 +100,7 @@ export class Family {
       if (status === 'OUTSIDE') ahead = Number(reply.words[0]) - sentAt; // the next one takes as long
       const isEnded = status === 'EXPIRED' && (work || (redis.closeOwn && !isRepeat));
       const isHarmless = isEnded || (status === 'OUTSIDE' && !isRepeat);
-      if (!isHarmless || attempt === ATTEMPTS) throw new OutcomeUnknown(status, UNKNOWN);
+      if (!isHarmless || attempt === ATTEMPTS) throw new OutcomeUnknown(status, CAUSES[status] ?? 'an unexpected reply');
     }
   }
 
@@ -111,7 +117,7 @@ export class Family {
   /** Asks Redis for the epoch of this home. */
   async ask(home: number, deadline = this.deadline()): Promise<Epoch> {
     const fence = this.keys(home, 'calls', 'calls_before');
-    for (const emptiedUntil = performance.now() + EMPTIED_MS; ; await sleep(200)) {
+    for (const until = Math.min(performance.now() + CONFIGURED_WITHIN_MS, deadline); ; await sleep(50)) {
       const askedAt = performance.now();
       const call: Call = { keys: fence, args: [this.kind, this.known?.partitions ?? '', '', ''] };
       const { status, words } = await this.sender.send('family_epoch', call, false, deadline).catch((cause) => {
@@ -123,11 +129,24 @@ export class Family {
         this.epochs.set(home, this.known);
         return this.known;
       }
-      if (status === 'UNCONFIGURED' && this.known && performance.now() < emptiedUntil) continue;
+      if (status === 'UNCONFIGURED') {
+        const why = await this.announce(deadline);
+        if (performance.now() < until) continue;
+        throw new NotCounted(status, `${this.name}: ${HINT}${why}`, undefined, true);
+      }
       this.known = undefined;
       this.epochs.clear();
-      const what = status === 'UNCONFIGURED' ? HINT : `is another family than a ${this.kind} one: ${words}`;
-      throw new Misconfigured(status, `${this.name} ${what}`);
+      throw new Misconfigured(status, `${this.name} is another family than a ${this.kind} one: ${words}`);
+    }
+  }
+
+  /** Announces the family to the daemon, which may know it. Returns why that failed. */
+  private async announce(deadline: number): Promise<string> {
+    try {
+      const { status } = await this.sender.send('family_want', { keys: [WANTED], args: [this.name] }, false, deadline);
+      return status === 'OK' ? '' : `; ${WANTED} is full, since no daemon takes names`;
+    } catch (error) {
+      return `; the daemon was not asked for it: ${(error as Error).message}`;
     }
   }
 }

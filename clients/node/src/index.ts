@@ -34,8 +34,14 @@ export interface Options {
   token?: string;
 }
 
-/** Options with the library to connect by. */
-export type ConnectOptions = Options & { library?: 'ioredis' | 'redis' };
+/** Options with the library to connect by, and those of TLS. */
+export type ConnectOptions = Options & {
+  library?: 'ioredis' | 'redis';
+  /** With `rediss://` the file of the authority that signed the server's certificate, in PEM. */
+  tlsCa?: string;
+  /** False accepts any certificate. */
+  tlsVerify?: boolean;
+};
 
 /** The families of a namespace in a Redis. A process has one for its lifetime. */
 export class Counterfoil {
@@ -53,11 +59,11 @@ export class Counterfoil {
   }
 
   /**
-   * Connects to a URL, the path of a Unix socket, or a cluster by `host:port` of some nodes. It uses `library`, by default
+   * Connects to a URL, the path of a Unix socket, or a cluster by `host:port` or `rediss://host:port` of some nodes. It uses `library`, by default
    * ioredis if it is installed, and otherwise `redis`. `close` ends the connection.
    */
   static async connect(address: Address, namespace: string, options: ConnectOptions = {}): Promise<Counterfoil> {
-    return new Counterfoil(await connect(address, options.library, options.timeout), namespace, options);
+    return new Counterfoil(await connect(address, options), namespace, options);
   }
 
   /** Sums of deltas. */

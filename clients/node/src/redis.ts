@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Misconfigured } from './values.js';
 
@@ -62,12 +63,32 @@ function wrapNodeRedis(client: any): Redis {
 /** A URL, or the path of a Unix socket; an array of `host:port` for some nodes of a cluster. */
 export type Address = string | string[];
 
+/** Options of connections with TLS, as Node has them. */
+type Tls = { ca?: string; rejectUnauthorized?: boolean };
+
+/** How to connect. */
+export type ConnectOptions = { library?: 'ioredis' | 'redis'; timeout?: number; tlsCa?: string; tlsVerify?: boolean };
+
+const TLS_URL = /^rediss:\/\//;
+
 /** Connects with settings under which a call ends in time, and is not sent again by the library. */
-export async function connect(address: Address, library?: string, timeout = TIMEOUT_MS): Promise<Redis> {
+export async function connect(address: Address, options: ConnectOptions): Promise<Redis> {
+  const { library, timeout = TIMEOUT_MS } = options;
   const module = load(library ? [library] : ['ioredis', 'redis']);
   const isAddress = Array.isArray(address) || /^(rediss?:\/\/|\/)/.test(address);
   if (!isAddress) throw new Misconfigured('ADDRESS', `expected redis://, rediss:// or the path of a socket, not ${address}`);
-  return ('createCluster' in module ? connectNodeRedis : connectIoredis)(module, address, timeout);
+  return ('createCluster' in module ? connectNodeRedis : connectIoredis)(module, address, timeout, tlsOf(address, options));
+}
+
+/** Returns the options of TLS if the address has it. */
+function tlsOf(address: Address, { tlsCa, tlsVerify = true }: ConnectOptions): Tls | undefined {
+  const hasTls = [address].flat().some((node) => TLS_URL.test(node));
+  if (!hasTls && (tlsCa || !tlsVerify)) throw new Misconfigured('OPTIONS', 'tlsCa and tlsVerify need an address with rediss://');
+  try {
+    return hasTls ? { ...(tlsCa && { ca: readFileSync(tlsCa, 'utf8') }), ...(!tlsVerify && { rejectUnauthorized: false }) } : undefined;
+  } catch (cause) {
+    throw new Misconfigured('OPTIONS', `tlsCa: ${(cause as Error).message}`, cause);
+  }
 }
 
 function load([name, ...others]: string[]): any {
@@ -79,20 +100,20 @@ function load([name, ...others]: string[]): any {
   }
 }
 
-function connectIoredis({ Redis, Cluster }: any, address: Address, timeout: number): Redis {
-  const timeouts = { connectTimeout: timeout, socketTimeout: timeout };
+function connectIoredis({ Redis, Cluster }: any, address: Address, timeout: number, tls?: Tls): Redis {
+  const settings = { connectTimeout: timeout, socketTimeout: timeout, ...(tls && { tls }) };
   const client = typeof address === 'string'
-    ? new Redis(address, { ...timeouts, maxRetriesPerRequest: 0 })
-    : new Cluster(address, { retryDelayOnFailover: 0, redisOptions: timeouts });
+    ? new Redis({ ...settings, maxRetriesPerRequest: 0 }, address) // what comes first prevails
+    : new Cluster(address, { retryDelayOnFailover: 0, redisOptions: settings });
   return own(client, timeout, () => client.quit(), () => client.disconnect());
 }
 
-async function connectNodeRedis(module: any, address: Address, timeout: number): Promise<Redis> {
+async function connectNodeRedis(module: any, address: Address, timeout: number, tls?: Tls): Promise<Redis> {
   const target = typeof address === 'string' && address.startsWith('/') ? { path: address } : {};
-  const socket = { connectTimeout: timeout, socketTimeout: timeout, reconnectStrategy: () => 50, ...target };
+  const socket = { connectTimeout: timeout, socketTimeout: timeout, reconnectStrategy: () => 50, ...target, ...(tls && { tls: true, ...tls }) };
   const defaults = { socket, pingInterval: timeout / 2 };
   const client = Array.isArray(address)
-    ? module.createCluster({ rootNodes: address.map((node) => ({ url: `redis://${node}` })), defaults })
+    ? module.createCluster({ rootNodes: address.map((node) => ({ url: TLS_URL.test(node) ? node : `redis://${node}` })), defaults })
     : module.createClient('path' in target ? defaults : { ...defaults, url: address });
   const redis = own(client, timeout, () => client.close(), () => client.destroy());
   const attempt = (): Promise<void> => client.connect().catch((error: Error) => { // that of a cluster gives up

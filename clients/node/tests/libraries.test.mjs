@@ -17,6 +17,25 @@ for (const library of LIBRARIES) {
     assert.equal(await views.value(id), 42);
   });
 
+  test(`${library}: a tracer that formats commands changes no outcome`, async (t) => {
+    const redis = await clientOf(t, library);
+    const method = redis.call ? 'call' : 'sendCommand';
+    const send = redis[method].bind(redis);
+    redis[method] = (...args) => send(...args, ...(args.flat().map(String).join(' ') ? [] : [args]));
+    const views = new Counterfoil(redis, namespace, { laterEvery: 60_000 }).buffered('views');
+    const id = unique('page');
+    await views.add(id);
+    await command('CONFIG', 'SET', 'maxmemory', 1);
+    try {
+      for (const number of Array(7).keys()) views.later(`${id}/${number}`);
+      await assert.rejects(views.flush(), (error) => is(NotCounted, 'OOM')(error) && error.temporary);
+    } finally {
+      await command('CONFIG', 'SET', 'maxmemory', 0);
+    }
+    await views.flush();
+    for (const number of Array(7).keys()) assert.equal(await views.add(`${id}/${number}`), 2);
+  });
+
   test(`${library}: a connection of its own; close ends it`, async () => {
     const counterfoil = await Counterfoil.connect(socket, namespace, { library, daemon });
     const id = unique('page');
@@ -235,7 +254,7 @@ test('something else than a client is an error', () => {
 
 test('errors: kinds, names and arguments', async (t) => {
   const counterfoil = new Counterfoil(await clientOf(t, 'ioredis'), namespace);
-  await assert.rejects(counterfoil.buffered('typo').add('page'), (error) => is(Misconfigured, 'UNCONFIGURED')(error) && /counterfoil init/.test(error.message));
+  await assert.rejects(counterfoil.buffered('typo').add('page'), (error) => is(NotCounted, 'UNCONFIGURED')(error) && error.temporary && /counterfoil.toml/.test(error.message));
   await assert.rejects(counterfoil.cached('views').get('page'), is(Misconfigured, 'MISMATCH'));
   assert.throws(() => counterfoil.buffered('No Name'), is(Misconfigured, 'NAME'));
   const views = counterfoil.buffered('views');

@@ -41,6 +41,8 @@ final class Counterfoil {
      *     `unix:///PATH?db=DATABASE`; a list for some nodes of a cluster
      * @param float $timeout for how many seconds it waits for a connection, and for a reply
      * @param ?string $library `phpredis` or `predis`
+     * @param ?string $tlsCa with `rediss://` the file of the authority that signed the server's certificate, in PEM
+     * @param bool $tlsVerify false accepts any certificate
      * @param mixed ...$options those of the constructor, by name
      * @throws Misconfigured
      */
@@ -49,12 +51,14 @@ final class Counterfoil {
         string $namespace,
         float $timeout = 2.0,
         ?string $library = null,
+        ?string $tlsCa = null,
+        bool $tlsVerify = true,
         mixed ...$options,
     ): self {
         // a RedisCluster of phpredis can crash PHP when slots move
         $prefersPredis = is_array($url) && class_exists(\Predis\Client::class);
         $library ??= extension_loaded('redis') && !$prefersPredis ? 'phpredis' : 'predis';
-        return new self(new Connector($url, $timeout, $library), $namespace, ...$options);
+        return new self(new Connector($url, $timeout, $library, $tlsCa, $tlsVerify), $namespace, ...$options);
     }
 
     /** Returns a family of counters. */

@@ -349,9 +349,9 @@ return [
         $isAway = false;
         forked(fn() => [$views->flush(), $views->later($id, 10), $views->flush()]);
         $counterfoil->flush();
-        $counterfoil->buffered('nowhere')->later('7', 5);
-        fails(Misconfigured::class, 'UNCONFIGURED', fn() => $counterfoil->flush());
-        same([['nowhere', '7', 5, 'UNCONFIGURED']], $lost);
+        $counterfoil->buffered('votes')->later('7', 5);
+        fails(Misconfigured::class, 'MISMATCH', fn() => $counterfoil->flush());
+        same([['votes', '7', 5, 'MISMATCH']], $lost);
         $counterfoil->flush();
         same(14, $views->add($id));
         for ($i = 0; $i < 100_000; $i++) {
@@ -470,7 +470,7 @@ return [
                 pcntl_async_signals(true);
                 pcntl_signal(SIGALRM, fn() => throw new DomainException);
                 $counterfoil = Counterfoil\\Counterfoil::connect("unix://$argv[2]", $argv[3], onError: ' . ($onError ?: 'null') . ');
-                foreach (["nowhere", "views"] as $family) {
+                foreach (["votes", "views"] as $family) {
                     foreach ([1, 2] as $i) $counterfoil->buffered($family)->later("$argv[4]/$i");
                 }', $id, 255);
             $views = (new Counterfoil(redis(), NS))->buffered('views');
@@ -748,6 +748,33 @@ return [
         redis()->set('cf1:{' . NS . '/small/0}:buffer', 'foreign');
         same(false, fails(NotCounted::class, 'WRONGTYPE', fn() => $own()->buffered('small')->add(id()))->isTemporary);
         redis()->del('cf1:{' . NS . '/small/0}:buffer');
+    },
+    'a tracer that formats commands changes no outcome' => function () {
+        $phpRedis = new class extends Redis {
+            public function evalSha($sha, $args = [], $keys = 0): mixed {
+                return implode(' ', $args) . $sha === '' ? false : parent::evalSha($sha, $args, $keys);
+            }
+        };
+        $phpRedis->connect(SOCKET);
+        $predis = new class(['scheme' => 'unix', 'path' => SOCKET]) extends Predis\Client {
+            public function executeCommand(Predis\Command\CommandInterface $command) {
+                return implode(' ', $command->getArguments()) === '' ? null : parent::executeCommand($command);
+            }
+        };
+        foreach ([$phpRedis, $predis] as $client) {
+            $views = (new Counterfoil($client, NS))->buffered('views');
+            $id = id();
+            $views->add($id);
+            redis()->rawCommand('CONFIG', 'SET', 'maxmemory', '1');
+            try {
+                for ($i = 0; $i < 7; $i++) $views->later("$id/$i");
+                same(true, fails(NotCounted::class, 'OOM', fn() => $views->flush())->isTemporary);
+            } finally {
+                redis()->rawCommand('CONFIG', 'SET', 'maxmemory', '0');
+            }
+            $views->flush();
+            for ($i = 0; $i < 7; $i++) same(2, $views->add("$id/$i"));
+        }
     },
     'wrong passwords and addresses' => function () {
         fails(Misconfigured::class, 'url', fn() => Counterfoil::connect('http://localhost', NS));

@@ -371,9 +371,9 @@ class Library(Case):
                 client.is_cluster, small = is_cluster, client.buffered("small")
                 client.run(small.channel.known())
 
-                def full(name, *_, is_sent=is_cluster, error=error):
+                def full(*words, is_sent=is_cluster, error=error):
                     if is_sent:
-                        name.encode()
+                        redis.Connection().pack_command(*words)
                     raise error
 
                 client.redis.execute_command = full
@@ -423,7 +423,7 @@ class Library(Case):
                 def refused(name, *words):
                     if is_repeat:
                         execute(name, *words)  # its reply is lost, and redis-py repeats the call
-                    name.encode()
+                    redis.Connection().pack_command(name, *words)
                     raise error
 
                 client.execute_command = refused
@@ -467,8 +467,9 @@ class Library(Case):
 class Errors(Case):
     def test_families(self):
         client = connected()
-        error = self.assert_raises(Misconfigured, "UNCONFIGURED", client.buffered("nobody").add, "a")
+        error = self.assert_raises(NotCounted, "UNCONFIGURED", client.buffered("nobody").add, "a")
         self.assertIn("counterfoil.toml", str(error))
+        self.assertTrue(error.temporary)
         self.assert_raises(Misconfigured, "MISMATCH", client.buffered("votes").add, "a")
         self.assert_raises(Misconfigured, "BADKEY", client.buffered("Views").add, "a")
         self.assert_raises(Misconfigured, "OPTION", connected, retry_for=31)
@@ -565,7 +566,7 @@ class Sums(Case):
         nobody.later(id)
         views.later(id)
         with self.assertLogs("counterfoil"):
-            self.assert_raises(Misconfigured, "UNCONFIGURED", client.close)
+            self.assert_raises(NotCounted, "UNCONFIGURED", client.close)
         self.assertEqual(pending("views", id), 1)
 
     def test_sums_are_bounded(self):
@@ -628,13 +629,13 @@ class Sums(Case):
             threads.put(threading.current_thread())
             sys.exit()
 
-        nobody = client.buffered("nobody", on_error=exit_with_error)
+        votes = client.buffered("votes", on_error=exit_with_error)
         with self.assertLogs("counterfoil"):
-            nobody.later("a")
+            votes.later("a")
             threads.get(timeout=5).join()
         client.buffered("views").later(id)
         self.assert_pending("views", id, 1)
-        self.assert_raises(Misconfigured, "UNCONFIGURED", nobody.flush)
+        self.assert_raises(Misconfigured, "MISMATCH", votes.flush)
 
     def test_a_close_waits_once_for_many_sums_of_several_families(self):
         # a call that fails at once is sent every 50 ms, and those behind it once; behind one without a reply none is sent
@@ -755,6 +756,24 @@ class Sums(Case):
             views.flush()
         self.assertEqual([pending("views", id) for id in ids], [2, 1, 1, 1])
 
+    def test_a_tracer_that_formats_commands_changes_no_outcome(self):
+        class Traced(redis.Redis):
+            def execute_command(self, *args, **options):
+                formatted = [arg.encode() if isinstance(arg, str) else repr(arg) for arg in args]
+                return super().execute_command(*args, **options) if formatted else None
+
+        views, id = Counterfoil(Traced(unix_socket_path=SOCKET), NAMESPACE, later_every=30).buffered("views"), new_id()
+        views.add(id)
+        plain().config_set("maxmemory", 1)
+        try:
+            for number in range(7):
+                views.later(f"{id}/{number}")
+            self.assertTrue(self.assert_raises(NotCounted, "OOM", views.flush).temporary)
+        finally:
+            plain().config_set("maxmemory", 0)
+        views.flush()
+        self.assertEqual(sum(pending("views", f"{id}/{number}") for number in range(7)), 7)
+
     def test_a_sum_beyond_64_bits_is_refused(self):
         views, id = connected(later_every=30).buffered("views"), new_id()
         views.later(id, 2**63 - 1)
@@ -764,10 +783,10 @@ class Sums(Case):
 
     def test_the_last_on_error_of_a_family_is_called(self):
         dropped, client = [], connected(later_every=30)
-        client.buffered("nobody").later("a")
-        nobody = client.buffered("nobody", on_error=lambda *args: dropped.append(args[1]))
+        client.buffered("votes").later("a")
+        votes = client.buffered("votes", on_error=lambda *args: dropped.append(args[1]))
         with self.assertLogs("counterfoil"):
-            self.assert_raises(Misconfigured, "UNCONFIGURED", nobody.flush)
+            self.assert_raises(Misconfigured, "MISMATCH", votes.flush)
         self.assertEqual(dropped, ["a"])
 
 

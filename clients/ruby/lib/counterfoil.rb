@@ -18,16 +18,23 @@ class Counterfoil
 
   # Connects by connections of its own, which do not resend calls by themselves.
   #
-  # @param url_or_nodes [String, Array<String>] `redis://HOST:PORT`, `unix://SOCKET`; several URLs are nodes of a cluster
+  # @param url_or_nodes [String, Array<String>] `redis://HOST:PORT`, `rediss://HOST:PORT` (TLS), `unix://SOCKET`; several URLs are nodes of a cluster
   # @param namespace [String]
   # @param timeout [Numeric] seconds to connect, and to wait for a reply
+  # @param tls_ca [String, nil] with `rediss://` the file of the authority that signed the server's certificate, in PEM
+  # @param tls_verify [Boolean] false accepts any certificate
   # @param pool [Integer] the maximum number of connections (to each node of a cluster)
   # @param options those of {#initialize}
   # @return [Counterfoil]
-  def self.connect(url_or_nodes, namespace, timeout: 2, pool: 5, **options)
+  def self.connect(url_or_nodes, namespace, timeout: 2, pool: 5, tls_ca: nil, tls_verify: true, **options)
     is_cluster = url_or_nodes.is_a?(Array)
     require is_cluster ? "redis-cluster-client" : "redis-client"
     settings = { timeout: timeout, reconnect_attempts: 0, (is_cluster ? :nodes : :url) => url_or_nodes }
+    tls = { ca_file: tls_ca, verify_mode: (0 unless tls_verify) }.compact # OpenSSL::SSL::VERIFY_NONE
+    has_tls = Array(url_or_nodes).all? { |url| url.start_with?("rediss://") }
+    raise Misconfigured.new("connect", "tls_ca and tls_verify need an address with rediss://") unless tls.empty? || has_tls
+
+    settings[:ssl_params] = tls unless tls.empty?
     config = is_cluster ? RedisClient.cluster(**settings) : RedisClient.config(**settings)
     connect = -> { config.new_pool(size: pool, timeout: timeout) }
     new(connect.call, namespace, is_own: true, connect: (connect if is_cluster), **options)

@@ -59,9 +59,9 @@ class ErrorsTest < ClientTest
   end
 
   def test_families
-    error = assert_raises(Counterfoil::Misconfigured) { @counterfoil.buffered("nobody").add(@id) }
-    assert_equal "UNCONFIGURED", error.reason
-    assert_match(/counterfoil.toml.*counterfoil init/, error.message)
+    error = assert_raises(Counterfoil::NotCounted) { @counterfoil.buffered("nobody").add(@id) }
+    assert_equal ["UNCONFIGURED", true], [error.reason, error.temporary?]
+    assert_match(/counterfoil.toml/, error.message)
     error = assert_raises(Counterfoil::Misconfigured) { @counterfoil.series("views").add(@id) }
     assert_match(/is buffered with 4 partitions, not series/, error.message)
     assert_raises(Counterfoil::Misconfigured) { @counterfoil.buffered("Views") }

@@ -18,6 +18,24 @@ class LaterTest < ClientTest
     assert_equal 1, value_of(@views, @id)
   end
 
+  def test_a_tracer_that_formats_commands_changes_no_outcome
+    tracer = Module.new do
+      def call(command, config) = command.map(&:to_s).sum(&:bytesize).then { super }
+    end
+    redis = RedisClient.config(path: SOCKET, middlewares: [tracer]).new_pool
+    views = client(redis, later_every: 60).buffered("views")
+    views.add(@id)
+    begin
+      @redis.call("CONFIG", "SET", "maxmemory", 1)
+      7.times { |number| views.later("#{@id}/#{number}") }
+      assert_equal ["OOM", true], assert_raises(Counterfoil::NotCounted) { views.flush }.then { |error| [error.reason, error.temporary?] }
+    ensure
+      @redis.call("CONFIG", "SET", "maxmemory", 0)
+    end
+    views.flush
+    assert_equal [1] * 7, Array.new(7) { |number| views.value("#{@id}/#{number}") }
+  end
+
   def test_a_child_does_not_send_the_sums_of_its_parent
     views = client(@redis, later_every: 60).buffered("views")
     views.later(@id)

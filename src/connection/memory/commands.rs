@@ -166,6 +166,17 @@ fn of_set(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Option
             let are_in = members.iter().map(|member| is(set.contains(member)));
             Ok(Value::Array(are_in.collect()))
         }),
+        ("SCARD", []) => keys.read(key, |set: &Set| Ok(int(set.len()))),
+        // the first ones, where Redis takes any
+        ("SPOP", [number]) => match integer(number).map(usize::try_from) {
+            Ok(Ok(number)) => keys.change(key, |set: &mut Set| {
+                let taken: Vec<_> = set.iter().take(number).cloned().collect();
+                set.retain(|member| !taken.contains(member));
+                texts(taken)
+            }),
+            Ok(Err(_)) => Err("ERR value is out of range, must be positive".to_owned()),
+            Err(refusal) => Err(refusal),
+        },
         ("SADD", [_, ..]) => keys.change(key, |set: &mut Set| {
             count(args.iter().filter(|member| set.insert((*member).clone())))
         }),

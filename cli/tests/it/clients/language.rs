@@ -87,7 +87,10 @@ pub const RUST: Language = Language {
     package: Package("rust"),
     libraries: &[Library {
         name: "counterfoil",
-        lacks: &[],
+        lacks: &[(
+            Need::Announces,
+            "a program in Rust configures its families itself",
+        )],
     }],
 };
 

@@ -56,6 +56,8 @@ pub type Deltas = BTreeMap<String, BTreeMap<String, i64>>;
 pub enum Need {
     Cluster,
     GroupCommit,
+    /// It asks for families that Redis does not know.
+    Announces,
     /// A clock that the scenario sets.
     Clock,
 }
@@ -145,6 +147,8 @@ pub enum Event {
     Start,
     /// Empties it, and waits until the daemon has configured it.
     Empty,
+    /// Empties it, and the next call follows at once.
+    Emptied,
     Suspend,
     Resume,
     /// Begins two epochs, so that it has forgotten all calls.

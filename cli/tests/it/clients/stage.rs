@@ -32,6 +32,9 @@ const TABLES: [(&str, &str); 3] = [
     ("words", "SELECT CONVERT(word USING utf8mb4), n"),
 ];
 
+/// The family that no namespace declares by name: its clients announce it.
+const ANNOUNCED: &str = "announced";
+
 /// A Redis or a cluster, a database, and a daemon that serves the families of some namespaces.
 pub struct Stage {
     pub site: Site,
@@ -169,6 +172,7 @@ impl Stage {
         let names = &self.namespaces[namespace];
         let mut families = Family::all();
         families.retain(|family| names.contains(family.short_name()));
+        families.retain(|family| family.short_name() != ANNOUNCED);
         families
     }
 
@@ -297,6 +301,10 @@ impl Stage {
                 self.ask::<()>(&redis::cmd("FLUSHALL")).await;
                 self.configured(namespace).await;
             }
+            Event::Emptied => {
+                self.save().await;
+                self.ask::<()>(&redis::cmd("FLUSHALL")).await;
+            }
             Event::Start => {
                 redis.start_again().await;
                 self.configured(namespace).await;
@@ -395,7 +403,11 @@ fn declarations(namespaces: &Namespaces) -> String {
             let name = family
                 .lines()
                 .find_map(|line| line.strip_prefix("name = \"NAMESPACE/"));
-            if name.is_some_and(|name| names.contains(name.trim_end_matches('"'))) {
+            let name = name.map(|name| name.trim_end_matches('"'));
+            if name.is_some_and(|name| names.contains(name)) {
+                let tenants = format!("{}*", &namespace[..namespace.len() - 1]);
+                let is_announced = name == Some(ANNOUNCED);
+                let namespace = if is_announced { &tenants } else { namespace };
                 declarations += &family.replace("NAMESPACE", namespace);
                 declarations.push('\n');
             }

@@ -47,7 +47,7 @@ async fn the_rules_are_for_the_roles_and_the_families_of_file_and_database() {
         "{daemon:?}"
     );
     assert!(
-        has(&daemon, "+ping") && has(&daemon, "+scan") && !has(&daemon, "+sadd"),
+        has(&daemon, "+ping") && has(&daemon, "+scan") && !has(&daemon, "+zadd"),
         "{daemon:?}"
     );
     let reader = rules("reader").await;

@@ -3,8 +3,8 @@
 namespace Counterfoil\Internal;
 
 use Counterfoil\Misconfigured;
-use Predis\Client;
-use Redis, RedisCluster;
+use Closure, Redis, RedisCluster, RedisClusterException, RedisException;
+use Predis\{Client, PredisException};
 
 /** Makes the package's own connections, whose libraries send nothing twice. */
 final class Connector {
@@ -12,20 +12,51 @@ final class Connector {
     /** @var list<array<string, string|int>> parameters as Predis names them */
     private readonly array $nodes;
     private readonly bool $isCluster;
+    private readonly bool $hasTls;
+    /** @var array<string, mixed> options of PHP's streams */
+    private readonly array $tls;
 
     /** @param string|list<string> $url */
     public function __construct(
         string|array $url,
         private readonly float $timeout,
         private readonly string $library,
+        ?string $tlsCa = null,
+        bool $tlsVerify = true,
     ) {
         $this->isCluster = is_array($url);
         $this->nodes = array_map(self::parse(...), (array) $url)
             ?: throw new Misconfigured('url', 'expected at least one node');
+        $this->tls = ($tlsCa === null ? [] : ['cafile' => $tlsCa])
+            + ($tlsVerify ? [] : ['verify_peer' => false, 'verify_peer_name' => false]);
+        $this->hasTls = $this->nodes[0]['scheme'] === 'tls';
+        if ($this->tls === [] || $this->hasTls) return;
+        throw new Misconfigured('tlsCa', 'tlsCa and tlsVerify need an address with rediss://');
     }
 
     public function __invoke(): Redis|RedisCluster|Client {
-        return $this->library === 'predis' ? $this->predis() : $this->phpRedis();
+        $connect = fn() => $this->library === 'predis' ? $this->predis() : $this->phpRedis();
+        return $this->hasTls ? $this->explained($connect) : $connect();
+    }
+
+    /** Connects. What is wrong with a certificate is in warnings of PHP, and in none of the exceptions. */
+    private function explained(Closure $connect): Redis|RedisCluster|Client {
+        $warnings = '';
+        set_error_handler(function (int $level, string $text) use (&$warnings): bool {
+            $warnings .= " $text";
+            return true;
+        });
+        try {
+            $client = $connect();
+            if ($client instanceof Client && !$this->isCluster) $client->connect();
+            return $client;
+        } catch (RedisException|RedisClusterException|PredisException $error) {
+            if (stripos($warnings . $error->getMessage(), 'certificate') === false) throw $error;
+            throw Driver::unsent($error, "$warnings: the option tlsCa names the authority of the server, tlsVerify: false"
+                . ' accepts any');
+        } finally {
+            restore_error_handler();
+        }
     }
 
     private function phpRedis(): Redis|RedisCluster {
@@ -34,14 +65,16 @@ final class Connector {
         $auth = array_values(array_intersect_key($node, ['username' => 0, 'password' => 0])) ?: null;
         if ($this->isCluster) {
             $seeds = array_map(fn(array $node): string => "$tls$node[host]:$node[port]", $this->nodes);
-            return new RedisCluster(null, $seeds, $this->timeout, $this->timeout, false, $auth);
+            $context = $this->tls === [] ? [] : [$this->tls];
+            return new RedisCluster(null, $seeds, $this->timeout, $this->timeout, false, $auth, ...$context);
         }
         [$timeouts, $database] = [[$this->timeout, $this->timeout], $node['database'] ?? 0];
-        return PhpRedis::open(new Redis(), $tls . $node['host'], $node['port'], $timeouts, $auth, $database);
+        return PhpRedis::open(new Redis(), $tls . $node['host'], $node['port'], $timeouts, $auth, $database, $this->tls);
     }
 
     private function predis(): Client {
         $timeouts = ['timeout' => $this->timeout, 'read_write_timeout' => $this->timeout];
+        if ($this->tls !== []) $timeouts['ssl'] = $this->tls;
         if (!$this->isCluster) return new Client($this->nodes[0] + $timeouts);
         // nodes that the cluster names have the credentials of the first
         $parameters = array_diff_key($this->nodes[0], ['host' => 0, 'port' => 0]) + $timeouts;

@@ -34,9 +34,9 @@ abstract class Driver {
     abstract public function reconnect(): void;
 
     /** Returns the error of a call that was not sent, since there was no connection. */
-    public static function unsent(Throwable $error): CounterfoilException {
+    public static function unsent(Throwable $error, string $hint = ''): CounterfoilException {
         preg_match('/\b(NOAUTH|WRONGPASS|LOADING|(?<=ERR )AUTH|DB index)\b/', $error->getMessage(), $code);
-        return self::coded($code[0] ?? 'no connection', $error->getMessage(), $error);
+        return self::coded($code[0] ?? 'no connection', $error->getMessage() . $hint, $error);
     }
 
     /** Returns the error of a call without a reply: it may have been executed, or may still be. */

@@ -13,8 +13,9 @@ abstract class Family {
     private const MAX_N = 2 ** 53;
     /** Numbers grow by random steps, which differ in two machines that were resumed from one snapshot. */
     private const MAX_STEP = 2 ** 20;
-    /** The daemon configures an emptied Redis within about a second. */
+    /** The daemon takes what is wanted every second. */
     private const CONFIGURING_NS = 3_000_000_000;
+    private const CONFIGURING_PAUSE_US = 50_000;
 
     /** @var array<int, array> by home: the last reply of family_epoch, and until when it may be used */
     private array $known = [];
@@ -115,19 +116,32 @@ abstract class Family {
 
     /** Returns the reply of family_epoch, of a family that is as it was known. */
     private function askRedis(array $keys, ?array $known): array {
-        $end = hrtime(true) + self::CONFIGURING_NS;
+        $end = min(hrtime(true) + self::CONFIGURING_NS, $this->session->deadline());
         $args = [static::KIND, $known['partitions'] ?? '', '', ''];
+        $family = "{$this->session->namespace}/$this->name";
         while (($reply = $this->read('family_epoch', $keys, $args))[0] === 'UNCONFIGURED') {
-            if ($known === null || hrtime(true) > $end) break;
-            usleep(200_000);
+            $why = $this->announce($family);
+            if (hrtime(true) > $end) {
+                throw new NotCounted('UNCONFIGURED', "no daemon has configured $family in this Redis: start the daemon, or"
+                    . " declare the family in its counterfoil.toml; or its name or the database number is wrong$why",
+                    isTemporary: true);
+            }
+            usleep(self::CONFIGURING_PAUSE_US);
         }
         if ($reply[0] === 'OK') return $reply;
         $this->known = [];
         $this->session->share(static::KIND . $keys[0], null);
-        $family = "{$this->session->namespace}/$this->name";
-        throw new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
-            ? "declare $family in the daemon's counterfoil.toml, or correct its name or the database number"
-            : "$family has the kind $reply[1], $reply[2] partitions");
+        throw new Misconfigured($reply[0], "$family has the kind $reply[1], $reply[2] partitions");
+    }
+
+    /** Announces the family to the daemon, which may know it. Returns why that failed. */
+    private function announce(string $family): string {
+        try {
+            $isNoted = $this->read('family_want', ['cf1:wanted'], [$family])[0] === 'OK';
+            return $isNoted ? '' : '; cf1:wanted is full, since no daemon takes names';
+        } catch (CounterfoilException $error) {
+            return "; the daemon was not asked for it: {$error->getMessage()}";
+        }
     }
 
     protected function forgetEpoch(int $partition): void {

@@ -37,8 +37,9 @@ final class PhpRedis extends Driver {
     }
 
     /** @param array{float, float} $timeouts for connecting, and for a reply */
-    public static function open(Redis $redis, string $host, int $port, array $timeouts, mixed $auth, int $db): Redis {
-        $isReady = $redis->connect($host, $port, $timeouts[0], null, 0, $timeouts[1])
+    public static function open(Redis $redis, string $host, int $port, array $timeouts, mixed $auth, int $db, array $tls = []): Redis {
+        $context = $tls === [] ? [] : [['stream' => $tls]];
+        $isReady = $redis->connect($host, $port, $timeouts[0], null, 0, $timeouts[1], ...$context)
             && (!$auth || $redis->auth($auth))
             && ($db === 0 || $redis->select($db));
         return $isReady ? $redis : throw new RedisException((string) $redis->getLastError());

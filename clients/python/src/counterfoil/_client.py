@@ -55,15 +55,24 @@ class Client(Generic[D]):
 
     @classmethod
     def connect(
-        cls, address: str | list[str], namespace: str, *, timeout: float = 2, **options: Unpack[Options]
+        cls,
+        address: str | list[str],
+        namespace: str,
+        *,
+        timeout: float = 2,
+        tls_ca: str | None = None,
+        tls_verify: bool = True,
+        **options: Unpack[Options],
     ) -> Self:
-        """Makes connections of its own: to a URL such as `redis://localhost` or `unix:///run/redis.sock`, or
-        to a list of nodes of a cluster.
+        """Makes connections of its own: to a URL such as `redis://localhost`, `rediss://localhost` (TLS) or
+        `unix:///run/redis.sock`, or to a list of nodes of a cluster.
 
-        `timeout` is the time limit of connecting and of a reply, in seconds. The library's own retries are
-        off, so that a call that Redis does not know (`EXPIRED`) can be made anew.
+        `timeout` is the time limit of connecting and of a reply, in seconds. With `rediss://`, `tls_ca` is the
+        file of the authority that signed the server's certificate, in PEM, and `tls_verify=False` accepts any
+        certificate. The library's own retries are off, so that a call that Redis does not know (`EXPIRED`) can
+        be made anew.
         """
-        return cls(Address(address, timeout), namespace, **options)
+        return cls(Address(address, timeout, tls_ca, tls_verify), namespace, **options)
 
     def deadline(self) -> float:
         return time.monotonic() + self.retry_for

@@ -11,9 +11,8 @@ HINTS = {
     "MOVED": "the server is a cluster, use RedisCluster",
     "OUTSIDE": "the call took too long, and belongs to a slice of time that is over",
     "PASSED": "two processes use one caller name",
-    "UNCONFIGURED": "declare the family in the daemon's counterfoil.toml, create the tables with"
-    " `counterfoil init`, and start the daemon; or its name or the number of the Redis database is wrong,"
-    " or Redis was emptied",
+    "UNCONFIGURED": "no daemon has configured the family in this Redis: start the daemon, or declare the family"
+    " in its counterfoil.toml; or its name or the number of the Redis database is wrong",
 }
 
 

@@ -22,7 +22,8 @@ from ._sums import Sums
 
 EPOCH_SECONDS = 30
 PAUSE_SECONDS = 0.05
-CONFIGURED_WITHIN_SECONDS = 3  # the daemon configures an emptied Redis again
+CONFIGURED_WITHIN_SECONDS = 3  # the daemon takes what is wanted every second
+WANTED = ("cf1:wanted",)
 CALLS = "calls", "calls_before"
 Call = Tuple[Any, ...]  # words of a command
 Keys = Tuple[str, ...]
@@ -192,9 +193,18 @@ class Channel:
                 self.descriptions, self._last = {}, None
                 found = f"a {words[0].decode()} family with {int(words[1])} partitions"
                 raise Misconfigured("MISMATCH", f"{self.family.name} is {found} now")
-            if not last or time.monotonic() > start + min(self.client.retry_for, CONFIGURED_WITHIN_SECONDS):
-                raise Misconfigured("UNCONFIGURED", self.family.name)
+            why = await self._announce(deadline)
+            if time.monotonic() > start + min(self.client.retry_for, CONFIGURED_WITHIN_SECONDS):
+                raise NotCounted("UNCONFIGURED", self.family.name + why, temporary=True)
             await self.session.sleep(PAUSE_SECONDS)
+
+    async def _announce(self, deadline: float) -> str:
+        """Announces the family to the daemon, which may know it. Returns why that failed."""
+        try:
+            status, *_ = await self.read("family_want", WANTED, [self.family.name], deadline)
+        except CounterfoilError as error:
+            return f", and the daemon was not asked for it: {error}"
+        return "" if status == b"OK" else f", and {WANTED[0]} is full: no daemon takes names"
 
     def check_partitions(self, description: Description, partitions: int) -> None:
         if description.partitions != partitions:

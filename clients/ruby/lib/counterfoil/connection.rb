@@ -10,11 +10,18 @@ class Counterfoil
     CLUSTERS = %w[Redis::Cluster RedisClient::Cluster].freeze
     # when calls that belong together end, and if one of them failed then
     Deadline = Struct.new(:at, :is_missed)
-    # A word of a command. A library makes bytes of it once for each send, also for those that it repeats by itself.
+    # The files of redis-client and of redis-rb 4 that write commands.
+    WRITERS = %r{/(resp3|command_helper)\.rb\z}
+    # A word of a command. A library makes bytes of it once for each send, also for those that it repeats by itself. A tracer or
+    # logger may do so as well, which does not count.
     Word = Class.new(String) do
       def sends = @sends || 0
-      def bytesize = (@sends = sends + 1) && super # redis-client
-      def to_s = (@sends = sends + 1) && super # redis-rb 4
+      def bytesize = note(caller_locations(1, 1)) && super # redis-client
+      def to_s = note(caller_locations(1, 1)) && super # redis-rb 4
+
+      private
+
+      def note((from)) = @sends = sends + (from.path.match?(WRITERS) ? 1 : 0)
     end
     private_constant(*constants(false))
 
@@ -68,7 +75,7 @@ class Counterfoil
         renew if is_temporary && @connect
         retry if reason == "NOSCRIPT" || (is_temporary && Connection.now < deadline.at && sleep(PAUSE))
         deadline.is_missed = is_temporary
-        raise Failure.outcome(reason, error.message, is_lost, is_temporary)
+        raise Failure.outcome(reason, Failure.explain(error), is_lost, is_temporary)
       end
     end
 

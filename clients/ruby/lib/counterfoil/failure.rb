@@ -49,6 +49,13 @@ class Counterfoil
       # @return [Boolean] a repeat of the call may succeed; the client of one node cannot follow MOVED
       def temporary?(reason, is_cluster) = TEMPORARY.include?(reason) && (is_cluster || reason != "MOVED")
 
+      # @return [String] the message, with the options that are for it
+      def explain(error)
+        return error.message unless error.message.include?("certificate verify failed")
+
+        "#{error.message}: connect(tls_ca: FILE) names the authority of the server, tls_verify: false accepts any"
+      end
+
       # @param is_lost [Boolean] an arrival of the call may have been executed
       # @return [Error] the outcome of the call
       def outcome(reason, text, is_lost, is_temporary)

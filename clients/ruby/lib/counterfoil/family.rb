@@ -14,7 +14,9 @@ class Counterfoil
     # A counting call, whose repeats are the same.
     Call = Struct.new(:script, :home, :keys, :args, :of, :epoch, :caller, :is_sent, :reply)
     VALID_FOR = 30
-    CONFIGURED_WITHIN = 3
+    CONFIGURED_WITHIN = 3 # the daemon takes what is wanted every second
+    PAUSE = 0.05
+    WANTED = ["cf1:wanted"].freeze
     ROUNDS = 5
     NAME = /\A[a-z0-9_.-]{1,64}\z/
     I64 = (-2**63..2**63 - 1)
@@ -172,14 +174,16 @@ class Counterfoil
     end
 
     def ask(home)
-      asked_at = Connection.now
-      status, *words = family_epoch(home)
-      # after a loss of memory the daemon configures the family again
-      while status == "UNCONFIGURED" && @known && Connection.now < asked_at + CONFIGURED_WITHIN
-        sleep(0.1)
-        status, *words = family_epoch(home)
+      until_configured = Connection.now + [CONFIGURED_WITHIN, @connection.retry_for].min
+      asked_at, (status, *words) = Connection.now, family_epoch(home)
+      while status == "UNCONFIGURED"
+        why = announce
+        raise unconfigured(why) if Connection.now > until_configured
+
+        sleep(PAUSE)
+        asked_at, (status, *words) = Connection.now, family_epoch(home)
       end
-      raise misconfigured(status, *words) if status != "OK"
+      raise mismatch(*words) if status != "OK"
 
       known = Epoch.new(words[0], words[1], Integer(words[3]), JSON.parse(words[4]), asked_at + VALID_FOR)
       @epochs = @epochs.merge(home => known)
@@ -192,13 +196,26 @@ class Counterfoil
       raise error.temporary? ? NotCounted.new("no epoch", error.detail, temporary: true) : error
     end
 
-    def misconfigured(status, kind = nil, partitions = nil, *)
+    # Announces the family to the daemon, which may know it.
+    #
+    # @return [String] why that failed
+    def announce
+      read("family_want", WANTED, [@name])[0] == "OK" ? "" : "; #{WANTED[0]} is full, since no daemon takes names"
+    rescue Error => error
+      "; the daemon was not asked for it: #{error.message}"
+    end
+
+    def unconfigured(why)
+      NotCounted.new("UNCONFIGURED", <<~TEXT.split("\n").join(" ") + why, temporary: true)
+        no daemon has configured #{@name} in this Redis: start the daemon, or declare the family in its counterfoil.toml; or its name
+        or the number of the database is wrong
+      TEXT
+    end
+
+    def mismatch(kind, partitions, *)
       expected = [@kind, @known&.partitions].compact.join(" with ")
       @epochs, @known = {}, nil
-      Misconfigured.new(status, kind ? "#{@name} is #{kind} with #{partitions} partitions, not #{expected}" : <<~TEXT.split("\n").join(" "))
-        #{@name} was never configured in this Redis. Declare it in the daemon's counterfoil.toml (`counterfoil init` creates the
-        tables) and start the daemon. Check its name and the number of the database.
-      TEXT
+      Misconfigured.new("MISMATCH", "#{@name} is #{kind} with #{partitions} partitions, not #{expected}")
     end
   end
 end

@@ -1,5 +1,5 @@
-//! The search of Redis for families: of namespaces that applications count in, for families with a
-//! pattern such as `shop-*/views`; and those with hits that wait for the database.
+//! The search of Redis for families, by commands: for all while MySQL is unavailable, and for those
+//! with hits that wait for the database.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
