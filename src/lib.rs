@@ -69,7 +69,7 @@ pub mod protocol {}
 /// Internals for the project's own tests; not part of the crate's interface.
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {
-    pub use crate::family::kind::{Retention, Windows};
+    pub use crate::family::kind::Windows;
     use crate::family::{Family, kind::Kind};
     pub use crate::recount::page::{Before, Difference, Page};
     pub use crate::recount::recounting::Recounting;
@@ -77,18 +77,13 @@ pub mod test_hooks {
         Cut, CutBatch, Dropped, FetchReply, LastCut, Lease, Pending, RotateReply, Scan, last_cuts,
     };
     pub use crate::scripts::cached::{Deleted, Seed};
-    pub use crate::scripts::fence::Fence;
+    pub use crate::scripts::fence::{Destination, Fence};
     pub use crate::scripts::partition::Ticket;
     pub use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, Update};
     pub use crate::scripts::server_clock::ServerClock;
     pub use crate::store::mysql::Run;
     pub use crate::testing::ablation::{Guard, take_out};
     pub use crate::testing::simulated::{set_clock_error, set_time};
-
-    /// Returns the family's retention, for tests of single steps.
-    pub fn retention(family: &Family) -> Option<&Retention> {
-        family.retention()
-    }
 
     /// Returns the family's windows, for tests of single steps.
     pub fn windows(family: &Family) -> Option<&Windows> {

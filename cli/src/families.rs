@@ -90,11 +90,12 @@ pub async fn settings_in_redis(
 }
 
 /// Returns the exact values of some ids in their order, or `None` for a kind without values. Ids of
-/// visitors are `SCOPE/DAY`. It writes nothing.
-pub async fn values(counters: &AnyCounters, ids: &[String]) -> Result<Option<Vec<i64>>> {
+/// visitors are `SCOPE/DAY`. A cached counter whose row only the application makes has no value
+/// without it. It writes nothing.
+pub async fn values(counters: &AnyCounters, ids: &[String]) -> Result<Option<Vec<Option<i64>>>> {
     let values = match counters {
         AnyCounters::Buffered(counters) => counters.get_many(ids).await?,
-        AnyCounters::Cached(counters) => counters.peek_many(ids).await?,
+        AnyCounters::Cached(counters) => return counters.find_many(ids).await.map(Some),
         AnyCounters::Visitors(visitors) => {
             let separator = counters.family().separator();
             let days = ids.iter().map(|id| scope_and_day(id, separator));
@@ -103,7 +104,7 @@ pub async fn values(counters: &AnyCounters, ids: &[String]) -> Result<Option<Vec
         }
         _ => return Ok(None),
     };
-    Ok(Some(values))
+    Ok(Some(values.into_iter().map(Some).collect()))
 }
 
 fn scope_and_day(id: &str, separator: char) -> Result<(&str, Day)> {

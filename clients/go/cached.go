@@ -2,8 +2,9 @@ package counterfoil
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"fmt"
-	"math/big"
 	"strings"
 	"sync"
 )
@@ -12,13 +13,10 @@ import (
 // bytes of UTF-8.
 type Cached struct{ *family }
 
-// ticketMillis is how long a ticket is kept, and with it the time to read a row.
-const ticketMillis = 30_000
-
 var cachedKind = &kind{
 	name: "cached", script: "cached_incr", maxID: 255, limit: 1000, keys: []string{"base", "buffer", "batch", "meta"}, spans: true,
 	place: (*epoch).placeOf,
-	head:  func(_ *family, e *epoch) []any { return []any{ticketMillis, e.Min.String(), e.Max.String()} },
+	head:  func(*family, *epoch) []any { return nil },
 	encode: func(_ *family, _ *epoch, items []*item, r *request) {
 		r.args = append(r.args, len(items))
 		for _, it := range items {
@@ -35,7 +33,7 @@ func (c *Client) Cached(name string, options ...FamilyOption) (*Cached, error) {
 
 // ReadRow sets the function that reads the row of a counter that is not in Redis. It must not read in an open transaction, whose
 // snapshot may be old: the counter would forget hits. It is for an application that cannot reach a daemon, and returns the value
-// on the primary, 0 without a row.
+// on the primary, or [sql.ErrNoRows].
 func ReadRow(read func(ctx context.Context, id string) (int64, error)) FamilyOption {
 	return func(f *family) { f.readRow.Store(&read) }
 }
@@ -59,7 +57,7 @@ func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
 			return Result{Err: err}
 		}
 		keys := c.keys(e.partitionOf(id), "base", "buffer", "batch")
-		words, err := c.reply(ctx, "cached_get", keys, ticketMillis, "", newCaller(), id)
+		words, err := c.reply(ctx, "cached_get", keys, 1, "", newCaller(), id)
 		if err != nil {
 			return Result{Err: err}
 		}
@@ -72,32 +70,13 @@ func (c *Cached) seeding(ctx context.Context, id string, call func() Result) (in
 	for seeds := 0; ; seeds++ {
 		result := call()
 		code, rest, _ := strings.Cut(result.word, ":")
-		switch {
-		case code == "SUM": // of base, batch and buffer
-			return c.total(strings.Split(rest, ":")...)
-		case code != "MISS" || seeds == 10:
+		if code != "MISS" || seeds == 10 {
 			return result.Value, result.Err
 		}
 		if err := c.seed(ctx, id, rest); err != nil {
 			return 0, err
 		}
 	}
-}
-
-// total adds numbers that may each be near an end of i64.
-func (f *family) total(numbers ...string) (int64, error) {
-	sum := new(big.Int)
-	for _, text := range numbers {
-		number, isNumber := new(big.Int).SetString(text, 10)
-		if !isNumber {
-			return 0, f.fail(ErrNotCounted, "BADSTATE", fmt.Errorf("%q is not an integer", text))
-		}
-		sum.Add(sum, number)
-	}
-	if !sum.IsInt64() {
-		return 0, f.fail(ErrNotCounted, "RANGE", nil)
-	}
-	return sum.Int64(), nil
 }
 
 // seed gives the counter a base, once for all callers that have the same ticket.
@@ -117,7 +96,7 @@ func (c *Cached) seed(ctx context.Context, id, ticket string) error {
 }
 
 func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
-	value, err := c.row(ctx, id)
+	row, err := c.row(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -125,19 +104,34 @@ func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.reply(ctx, "cached_seed", c.keys(e.partitionOf(id), "base"), e.Retain, "", id, ticket, value)
-	return err
+	partition := e.partitionOf(id)
+	keys := append(c.keys(c.home(partition), "calls"), c.keys(partition, "base")...)
+	words, err := c.reply(ctx, "cached_seed", keys, "", id, ticket, row)
+	if err != nil {
+		return err
+	}
+	if word := fmt.Sprint(words[1]); word == "NOROW" || word == "BEYOND" {
+		return c.fail(ErrNotCounted, word, nil)
+	}
+	return nil
 }
 
-// row reads the counter's row.
-func (c *Cached) row(ctx context.Context, id string) (int64, error) {
+// row reads the value of the counter's row, "-" without a row.
+func (c *Cached) row(ctx context.Context, id string) (any, error) {
 	readRow := c.readRow.Load()
 	if readRow == nil {
-		return c.value(ctx, id) // the row's, as nothing is pending
+		found, err := c.find(ctx, []string{id}) // the row's, as nothing is pending
+		if err != nil || found[0] == nil {
+			return "-", err
+		}
+		return *found[0], nil
 	}
 	value, err := protected(func() (int64, error) { return (*readRow)(ctx, id) })
-	if err != nil {
-		return 0, c.fail(ErrNotCounted, "no row", err)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return "-", nil
+	case err != nil:
+		return nil, c.fail(ErrNotCounted, "no row", err)
 	}
 	return value, nil
 }

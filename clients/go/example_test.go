@@ -79,7 +79,7 @@ func ExampleBuffered_Later() {
 
 func ExampleCached_Incr() {
 	readRow := func(ctx context.Context, id string) (int64, error) {
-		return 999, nil // SELECT votes FROM item WHERE id = ?, 0 without a row
+		return 999, nil // SELECT votes FROM item WHERE id = ?, sql.ErrNoRows without a row
 	}
 	votes, err := counters.Cached("votes", counterfoil.ReadRow(readRow)) // a family with max = 1000
 	if err != nil {

@@ -43,16 +43,15 @@ type epoch struct {
 
 // settings are those that clients need; times are in milliseconds.
 type settings struct {
-	Wide             bool
-	Retain, Remember int64
-	Min, Max         json.Number
-	Windows          []window
-	Keep             []string
-	TimeZone         string `json:"time_zone"`
-	Window, Layer    int64
-	Stripes          uint32
-	KeepMinutes      bool `json:"keep_minutes"`
-	Visitors         string
+	Wide          bool
+	Remember      int64
+	Windows       []window
+	Keep          []string
+	TimeZone      string `json:"time_zone"`
+	Window, Layer int64
+	Stripes       uint32
+	KeepMinutes   bool `json:"keep_minutes"`
+	Visitors      string
 }
 
 func (c *Client) family(kind *kind, id string, options []FamilyOption) (*family, error) {

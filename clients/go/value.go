@@ -48,6 +48,18 @@ func (f *family) value(ctx context.Context, id string) (int64, error) {
 }
 
 func (f *family) values(ctx context.Context, ids []string) ([]int64, error) {
+	found, err := f.find(ctx, ids)
+	values := make([]int64, len(found))
+	for i, value := range found {
+		if value != nil {
+			values[i] = *value
+		}
+	}
+	return values, err
+}
+
+// find returns the values, nil where only the application makes the row of a cached counter, and has not.
+func (f *family) find(ctx context.Context, ids []string) ([]*int64, error) {
 	for _, id := range ids {
 		if err := f.check(id, f.maxID, true); err != nil {
 			return nil, err
@@ -58,7 +70,7 @@ func (f *family) values(ctx context.Context, ids []string) ([]int64, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
 	defer cancel()
-	values := make([]int64, 0, len(ids))
+	values := make([]*int64, 0, len(ids))
 	for len(ids) > 0 {
 		some := ids[:min(len(ids), idsOfRequest)]
 		ids = ids[len(some):]
@@ -72,7 +84,7 @@ func (f *family) values(ctx context.Context, ids []string) ([]int64, error) {
 }
 
 // askDaemons asks one daemon after the other, and begins again while none of them is available.
-func (f *family) askDaemons(ctx context.Context, ids []string) ([]int64, error) {
+func (f *family) askDaemons(ctx context.Context, ids []string) ([]*int64, error) {
 	client := f.client
 	body, _ := json.Marshal(map[string]any{"family": f.path, "ids": ids}) // text can always be encoded
 	daemons := client.options.Daemons
@@ -99,7 +111,7 @@ func (f *family) askDaemons(ctx context.Context, ids []string) ([]int64, error) 
 
 // valuesReply is what a daemon replied, if it did.
 type valuesReply struct {
-	Values     []int64
+	Values     []*int64
 	status     int
 	retryAfter time.Duration
 }

@@ -2,10 +2,12 @@
 -- Deletes the bases of counters that have nothing pending and are due, and tickets that have ended.
 --
 -- KEYS
---   1 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket
+--   1 calls         hash      of the partition's home; =retain, how many ms after it was seeded or
+--                             last saved a counter is due; a ticket is so 30 s after its last MISS
+--   2 base          hash      id -> "AT_MS ROW", as cached_seed stores it, or "AT_MS ticket
 --                             HEX16" before that
---   2 buffer        hash      id -> pending delta
---   3 batch         hash      id -> delta
+--   3 buffer        hash      id -> pending delta
+--   4 batch         hash      id -> delta
 -- ARGV
 --   1 cursor        string    "0" to look for those that are due from the beginning, then what the
 --                             last reply contains
@@ -22,11 +24,11 @@
 -- REPEAT  safe
 -- SINCE   0.1.0
 
-local base_key, buffer, batch = KEYS[1], KEYS[2], KEYS[3]
+local calls, base_key, buffer, batch = unpack(KEYS)
 local cursor, count = ARGV[1], tonumber(ARGV[2]) or 0
-local fits = #KEYS == 3 and #ARGV >= 3 and #ARGV <= 1003 and count >= 1 and count <= 1000
+local fits = #KEYS == 4 and #ARGV >= 3 and #ARGV <= 1003 and count >= 1 and count <= 1000
 if not fits or not cursor:find('^%d+$') then
-  return redis.error_reply('BADARG expected 3 keys, a cursor, a count of 1 to 1000, now_ms, and '
+  return redis.error_reply('BADARG expected 4 keys, a cursor, a count of 1 to 1000, now_ms, and '
     .. 'up to 1000 ids')
 end
 
@@ -36,11 +38,14 @@ local ids, is_held = { unpack(ARGV, 4) }, {}
 if ids[1] then
   for i, base in ipairs(redis.call('HMGET', base_key, unpack(ids))) do is_held[ids[i]] = base end
 else
+  local retain = tonumber(redis.call('HGET', calls, '=retain')) or 0
   local page = redis.call('HSCAN', base_key, cursor, 'COUNT', ARGV[2])
   cursor = page[1]
   for i = 1, #page[2], 2 do
     local id, base = page[2][i], page[2][i + 1]
-    if (tonumber(base:sub(1, 13)) or 0) <= now_ms then ids[#ids + 1], is_held[id] = id, true end
+    local kept_ms = base:find('ticket', 15, true) and 30000 or retain
+    local is_due = (tonumber(base:sub(1, 13)) or 0) + kept_ms <= now_ms
+    if is_due then ids[#ids + 1], is_held[id] = id, true end
   end
 end
 

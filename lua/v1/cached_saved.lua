@@ -2,7 +2,7 @@
 -- Marks counters of the current batch as saved: their base is the row, and they leave the batch.
 --
 -- KEYS
---   1 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket
+--   1 base          hash      id -> "AT_MS ROW", as cached_seed stores it, or "AT_MS ticket
 --                             HEX16" before that
 --   2 buffer        hash      id -> pending delta
 --   3 batch         hash      id -> delta
@@ -13,12 +13,10 @@
 --                             is complete in the database
 --   2 seq           integer   counts up from 1 within the incarnation
 --   3 nonce         hex16     new with every cut
---   4 retain_ms     integer   a counter with nothing pending may be deleted so long after it was
---                             seeded or saved
---   5 now_ms        integer   "" for the server's clock; anything else is for tests
---   6 id, value     pairs     id: of the batch; value: what the primary's row holds, read after the
---                             batch was complete, "-" for a missing row, or "beyond" for a row
---                             outside i64, whose counter loses its base; 1 to 1000
+--   4 now_ms        integer   "" for the server's clock; anything else is for tests
+--   5 id, value     pairs     id: of the batch; value: what the primary's row holds, read after the
+--                             batch was complete, "-" for a missing row, or "beyond" for a row that
+--                             is not below 2^53 in size, whose counter loses its base; 1 to 1000
 -- REPLIES
 --   {"OK", left}              saved; so many ids are left in the batch, 0 where it is gone, and the
 --                             lease with it; the field "" of no id is gone as well
@@ -29,16 +27,15 @@
 -- SINCE   0.1.0
 
 local base_key, buffer, batch, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local ids, fit = {}, #KEYS == 4 and #ARGV > 6 and #ARGV < 2006 and #ARGV % 2 == 1
-fit = fit and ARGV[4]:find('^%d+$') and #ARGV[4] < 13
-for i = 6, fit and #ARGV or 0, 2 do
+local ids, fit = {}, #KEYS == 4 and #ARGV > 5 and #ARGV < 2005 and #ARGV % 2 == 0
+for i = 5, fit and #ARGV or 0, 2 do
   ids[#ids + 1] = ARGV[i]
   local row = ARGV[i + 1]
   fit = fit and (row == '-' or row == 'beyond' or row:find('^%-?%d+$'))
 end
 if not fit then
-  return redis.error_reply('BADARG expected 4 keys, incarnation, seq, nonce, retain_ms, now_ms, '
-    .. 'and 1 to 1000 pairs')
+  return redis.error_reply('BADARG expected 4 keys, incarnation, seq, nonce, now_ms, and 1 to '
+    .. '1000 pairs')
 end
 
 local cut = redis.call('HLEN', batch)
@@ -48,22 +45,23 @@ if cut == 0 then return { 'STALE' } end
 if not is_current then return { 'STALE' } end -- guard: Unchanged
 
 local time = redis.call('TIME')
-local now_ms = tonumber(ARGV[5]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local due = string.format('%013.0f ', now_ms + ARGV[4])
+local now_ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local at = string.format('%013.0f ', now_ms)
 local bases = redis.call('HMGET', base_key, unpack(ids))
 local waits = redis.call('HMGET', buffer, unpack(ids))
 local unsaved = redis.call('HMGET', batch, unpack(ids))
 
 local saved, gone = {}, {}
 for i, id in ipairs(ids) do
-  local row, is_waiting = ARGV[5 + 2 * i], waits[i]
+  local row, is_waiting = ARGV[4 + 2 * i], waits[i]
   -- the row that its holder read may lack the batch
   local is_ticket = bases[i] and bases[i]:find('ticket', 15, true)
   -- where another worker marked the counter, the row may be older than its base
-  if unsaved[i] and (row == 'beyond' or is_ticket or row == '-' and not is_waiting) then
+  local is_beyond = row == 'beyond' or math.abs(tonumber(row) or 0) >= 2^53
+  if unsaved[i] and (is_beyond or is_ticket or row == '-' and not is_waiting) then
     gone[#gone + 1] = id
   elseif unsaved[i] and bases[i] then
-    saved[#saved + 1], saved[#saved + 2] = id, due .. (row == '-' and '0' or row)
+    saved[#saved + 1], saved[#saved + 2] = id, at .. (row == '-' and '0' or row)
   end
 end
 

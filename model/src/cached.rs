@@ -29,6 +29,9 @@ pub struct Cached {
     pub expiries: u8,
     /// Another application adds to the first counter's row once.
     pub outside_writer: bool,
+    /// A bound refuses a second hit on the first counter until its value has what the other
+    /// application adds: a stock that is sold out until it is refilled.
+    pub sold_out: bool,
     /// The guard that is left out.
     pub mistake: Option<Mistake>,
 }
@@ -46,6 +49,10 @@ pub enum Mistake {
     SaveAnyBatch,
     /// A save also marks a counter that another worker has marked.
     MarkTwice,
+    /// A hit is refused although the base is old and nothing is pending.
+    RefuseFromOldRow,
+    /// The row is read again before a refusal although hits are pending.
+    ReadAgainWhilePending,
     /// A partition that begins anew keeps its bases and tickets.
     KeepEntryWhenBeginningAnew,
     /// A worker fetches a batch whose rotation is not durable yet.
@@ -78,6 +85,12 @@ pub struct State {
     saved_wrong_value: bool,
     /// A save replaced a base by an older row.
     saved_old_row: bool,
+    /// The row has had what the other application added for more than a second.
+    is_refilled: bool,
+    /// A hit was refused although the row had long been refilled and nothing was pending.
+    refused_wrongly: bool,
+    /// A client has read the row again before it was refused.
+    has_read_again: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -92,7 +105,11 @@ struct Redis {
 enum Entry {
     Missing,
     Ticket(Name),
-    Base(Hits),
+    Base {
+        row: Hits,
+        /// It was seeded or saved more than a second ago.
+        is_old: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -132,6 +149,8 @@ pub enum Step {
     ClientReadsRow(usize),
     /// A client counts, with the row it read as a seed.
     ClientSeeds(usize),
+    /// A second passes.
+    Wait,
     /// A counter is deleted at the end of its retention, or its ticket ends.
     Delete(usize),
     /// Another application adds to a row.
@@ -172,6 +191,7 @@ impl Cached {
             crashes: 1,
             expiries: 0,
             outside_writer: false,
+            sold_out: false,
             mistake: None,
         }
     }
@@ -241,10 +261,10 @@ impl Cached {
         };
         let (own, row) = (self.of(batch, counter), self.of(rows, counter));
         let is_skipped = own.is_empty() && !self.makes(Mistake::MarkTwice);
-        if let (Entry::Base(base), false) = (state.redis.entries[counter], is_skipped) {
+        if let (Entry::Base { row: base, .. }, false) = (state.redis.entries[counter], is_skipped) {
             let is_read = !self.makes(Mistake::SaveWithoutReadingBack);
             let saved = if is_read { row } else { base + own };
-            state.redis.entries[counter] = Entry::Base(saved);
+            state.redis.entries[counter] = Entry::fresh(saved);
             state.saved_old_row |= base.contains(OUTSIDE) && !saved.contains(OUTSIDE);
         }
         let left = batch.without(own);
@@ -272,11 +292,38 @@ impl Cached {
     fn value(&self, state: &State, counter: usize) -> Option<Hits> {
         let Redis { batch, buffer, .. } = state.redis;
         match state.redis.entries[counter] {
-            Entry::Base(base) => {
-                Some(base + self.of(batch.unwrap_or_default(), counter) + self.of(buffer, counter))
+            Entry::Base { row, .. } => {
+                Some(row + self.of(batch.unwrap_or_default(), counter) + self.of(buffer, counter))
             }
             _ => None,
         }
+    }
+
+    /// Counts a hit on a counter with a base, unless a bound refuses it. A refusal is not based on an
+    /// old row: the counter is missing again, so that the client reads its row first. With hits
+    /// pending that would be wrong, and the next save brings the row.
+    fn count_within_bounds(&self, state: &mut State, client: usize, hit: Hit) {
+        let counter = self.counter(hit);
+        let value = self.value(state, counter).unwrap_or_default();
+        if !self.sold_out || counter > 0 || value.is_empty() || value.contains(OUTSIDE) {
+            state.count(client, hit);
+            return;
+        }
+        let is_idle = self.of(state.redis.pending(), counter).is_empty();
+        let is_old = matches!(
+            state.redis.entries[counter],
+            Entry::Base { is_old: true, .. }
+        );
+        let reads_again = is_old && (is_idle || self.makes(Mistake::ReadAgainWhilePending));
+        if reads_again && !self.makes(Mistake::RefuseFromOldRow) {
+            let ticket = next_name(&mut state.names);
+            state.redis.entries[counter] = Entry::Ticket(ticket);
+            state.has_read_again = true;
+            state.clients[client] = Client::Missed { hit, ticket };
+            return;
+        }
+        state.refused_wrongly |= is_idle && is_old && state.is_refilled;
+        state.clients[client] = Client::Idle;
     }
 
     /// Returns whether a client is about to seed a counter under a condition on the counter's entry,
@@ -308,6 +355,13 @@ impl State {
         self.redis.buffer = self.redis.buffer + Hits::one(hit);
         self.acknowledged = self.acknowledged.union(Hits::one(hit));
         self.clients[client] = Client::Idle;
+    }
+}
+
+impl Entry {
+    /// Returns the base of a counter that was just seeded or saved.
+    fn fresh(row: Hits) -> Self {
+        Entry::Base { row, is_old: false }
     }
 }
 
@@ -350,6 +404,9 @@ impl Model for Cached {
             names: 1,
             saved_wrong_value: false,
             saved_old_row: false,
+            is_refilled: false,
+            refused_wrongly: false,
+            has_read_again: false,
         }]
     }
 
@@ -369,11 +426,15 @@ impl Model for Cached {
             let is_due = match entry {
                 Entry::Missing => false,
                 Entry::Ticket(_) => state.expiries < self.expiries,
-                Entry::Base(_) => true,
+                Entry::Base { .. } => true,
             };
             if is_due && (is_idle || self.makes(Mistake::DeletePending)) {
                 steps.push(Step::Delete(counter));
             }
+        }
+        let is_fresh = |entry: &Entry| matches!(entry, Entry::Base { is_old: false, .. });
+        if self.sold_out && redis.entries.iter().any(is_fresh) {
+            steps.push(Step::Wait);
         }
         if self.outside_writer && !state.database.rows.contains(OUTSIDE) {
             steps.push(Step::OutsideWrite);
@@ -422,8 +483,8 @@ impl Model for Cached {
                 };
                 let counter = self.counter(hit);
                 let ticket = match state.redis.entries[counter] {
-                    Entry::Base(_) => {
-                        state.count(client, hit);
+                    Entry::Base { .. } => {
+                        self.count_within_bounds(&mut state, client, hit);
                         return Some(state);
                     }
                     Entry::Ticket(ticket) => ticket,
@@ -448,16 +509,24 @@ impl Model for Cached {
                 };
                 let counter = self.counter(hit);
                 match state.redis.entries[counter] {
-                    Entry::Base(_) => state.count(client, hit),
+                    Entry::Base { .. } => self.count_within_bounds(&mut state, client, hit),
                     entry
                         if entry == Entry::Ticket(ticket)
                             || self.makes(Mistake::AcceptAnyTicket) =>
                     {
-                        state.redis.entries[counter] = Entry::Base(row);
-                        state.count(client, hit);
+                        state.redis.entries[counter] = Entry::fresh(row);
+                        self.count_within_bounds(&mut state, client, hit);
                     }
                     _ => state.clients[client] = Client::Counting { hit },
                 }
+            }
+            Step::Wait => {
+                for entry in &mut state.redis.entries {
+                    if let Entry::Base { is_old, .. } = entry {
+                        *is_old = true;
+                    }
+                }
+                state.is_refilled = state.database.rows.contains(OUTSIDE);
             }
             Step::Delete(counter) => {
                 let entry = std::mem::replace(&mut state.redis.entries[counter], Entry::Missing);
@@ -587,6 +656,10 @@ impl Model for Cached {
                 "a save does not bring back an older row",
                 |_, state: &State| !state.saved_old_row,
             ),
+            Property::always(
+                "a refusal is not based on an old row",
+                |_, state: &State| !state.refused_wrongly,
+            ),
             Property::sometimes(
                 "a deleted counter is seeded again",
                 |model: &Self, state: &State| {
@@ -671,7 +744,7 @@ impl Model for Cached {
                         .workers
                         .iter()
                         .any(|worker| match (worker, state.redis.entries[0]) {
-                            (Worker::ReadBack { id, rows, .. }, Entry::Base(base)) => {
+                            (Worker::ReadBack { id, rows, .. }, Entry::Base { row: base, .. }) => {
                                 *id == state.redis.last_cut
                                     && rows.contains(OUTSIDE)
                                     && !base.contains(OUTSIDE)
@@ -679,6 +752,12 @@ impl Model for Cached {
                             _ => false,
                         })
                 },
+            ));
+        }
+        if self.sold_out {
+            properties.push(Property::sometimes(
+                "a hit counts after the row was read again",
+                |_, state: &State| state.has_read_again && !state.acknowledged.is_empty(),
             ));
         }
         if self.crash == Crash::SetBack {

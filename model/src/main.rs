@@ -93,6 +93,11 @@ fn cases() -> Vec<Case> {
     let cached_emptied = cached(Crash::Emptied);
     let cached_set_back = cached(Crash::SetBack);
 
+    let sold_out = |crash| Cached {
+        outside_writer: true,
+        sold_out: true,
+        ..cached(crash)
+    };
     let saved_in_parts = |crash| Cached {
         counters: 2,
         expiries: 1,
@@ -348,6 +353,27 @@ fn cases() -> Vec<Case> {
             Cached {
                 clients: 1,
                 ..saved_in_parts(Crash::SetBack)
+            },
+        ),
+        case(
+            "cached, last fsync, sold out and refilled",
+            Cached {
+                workers: 1,
+                ..sold_out(Crash::ToLastFsync)
+            },
+        ),
+        case(
+            "cached, emptied, sold out and refilled",
+            Cached {
+                workers: 1,
+                ..sold_out(Crash::Emptied)
+            },
+        ),
+        case(
+            "cached, set back, sold out and refilled",
+            Cached {
+                workers: 1,
+                ..sold_out(Crash::SetBack)
             },
         ),
         case(

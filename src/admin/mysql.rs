@@ -131,6 +131,14 @@ impl MysqlStore {
                     let probed = self.probe(&target.name, target.columns(), privileges);
                     findings.extend(probed.await?);
                     findings.extend(shared_column(family, &registered));
+                    let described = |one: &&Family| one.table == family.table;
+                    let refused = families.iter().filter(described);
+                    let refused = refused.filter_map(|one| one.check_bounds(&target.range).err());
+                    findings.extend(refused.map(|error| {
+                        let subject = format!("mysql table {}", target.name);
+                        let advice = "Change the bound, or the type of the column";
+                        Finding::error(subject, error.to_string(), advice)
+                    }));
                 }
                 Err(error) if error.kind() == ErrorKind::Store => return Err(error),
                 Err(error) => {

@@ -9,11 +9,12 @@ use tokio::time::{Instant, timeout_at};
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::{FamilyHandle, Recountable};
-use crate::client::outcome::Outcome;
+use crate::client::outcome::{Outcome, beyond};
 use crate::client::seeding::{Read, Seeding};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
+use crate::scripts::bundle;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{PairResult, Partition, Ticket, Update};
 use crate::writer::{Deadline, Progress, Request};
@@ -24,7 +25,6 @@ use crate::writer::{Deadline, Progress, Request};
 pub struct CachedCounters {
     pub(super) handle: Handle,
     seeding: Arc<Seeding>,
-    retention: Retention,
 }
 
 /// The seed of a missing counter. The read is held until Redis has the seed: callers that miss the
@@ -43,15 +43,12 @@ const ATTEMPTS: usize = 100;
 
 impl FamilyHandle for CachedCounters {
     fn of(handle: Handle) -> Result<Self> {
-        let retention = handle
-            .family()
-            .retention()
-            .ok_or_else(|| handle.family().is_not("cached"))?
-            .clone();
+        if !handle.family().is_cached() {
+            return Err(handle.family().is_not("cached"));
+        }
         Ok(CachedCounters {
             handle,
             seeding: Arc::default(),
-            retention,
         })
     }
 }
@@ -214,11 +211,24 @@ impl CachedCounters {
     ///
     /// # Errors
     /// See [`get`](Self::get).
-    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family()))]
     pub async fn peek_many(
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<i64>> {
+        let values = self.find_many(ids).await?.into_iter();
+        Ok(values.map(Option::unwrap_or_default).collect())
+    }
+
+    /// Does the same, and returns `None` for an id without a row if only the application inserts
+    /// rows: its increments are refused as [`NoRow`](Outcome::NoRow).
+    ///
+    /// # Errors
+    /// See [`get`](Self::get).
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family()))]
+    pub async fn find_many(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Vec<Option<i64>>> {
         let ids = self.family().check_ids(ids)?;
         let ids = borrowed_ids(&ids);
         self.handle
@@ -228,17 +238,19 @@ impl CachedCounters {
 
     /// Reads Redis first: a counter that is not there has nothing pending, so that its row, read
     /// later, has every hit so far.
-    async fn peek_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
+    async fn peek_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<Option<i64>>> {
         let mut values = vec![0; ids.len()];
         let all: Vec<_> = (0..ids.len()).map(|index| (index, None)).collect();
         let missing = self.read_values(ids, &all, true, &mut values).await?;
+        let mut values: Vec<_> = values.into_iter().map(Some).collect();
         if missing.is_empty() {
             return Ok(values);
         }
+        let without_row = self.family().makes_rows().then_some(0);
         let rows = self.rows_together(ids, &missing);
         let rows = self.handle.stored_by(deadline, rows).await?;
         for ((index, _), row) in missing.iter().zip(rows) {
-            values[*index] = row.unwrap_or(0);
+            values[*index] = row.or(without_row);
         }
         Ok(values)
     }
@@ -319,7 +331,7 @@ impl CachedCounters {
         };
         let row = timeout_at(deadline.start_by, read.row()).await;
         let row = row.unwrap_or_else(|_| Err(late()));
-        let row = self.handle.explained(row).await?;
+        let row = self.check_row(id, self.handle.explained(row).await?)?;
         let seed = Seed {
             ticket,
             value: row.unwrap_or(0),
@@ -356,7 +368,12 @@ impl CachedCounters {
                     partition.values(&names).await
                 }
             };
-            let (seeded, values) = join(partition.seed(&self.retention, &seeds), read).await;
+            let shared = &self.handle.shared;
+            let home = shared.home(self.family(), *number);
+            let (seeded, values) = join(partition.seed(&home, &seeds), read).await;
+            if seeded.as_ref().is_err_and(bundle::crosses_slots) {
+                shared.topology.found_cluster();
+            }
             values.map(|values| (seeded, values))
         });
         let mut missing = Vec::new();
@@ -367,11 +384,7 @@ impl CachedCounters {
                 match result {
                     PairResult::Counted(value) => values[index] = value,
                     PairResult::Missing(ticket) => missing.push((index, ticket)),
-                    PairResult::OutOfRange(_) => {
-                        let what = "with what is pending is not a valid i64";
-                        let what = format!("{family}: the value of {id:?} {what}");
-                        return Err(Error::new(ErrorKind::Range, what));
-                    }
+                    PairResult::Beyond => return Err(beyond(family, id)),
                     other => return Err(other.corrupt(family, id)),
                 }
             }
@@ -387,7 +400,10 @@ impl CachedCounters {
     async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Option<i64>>> {
         match missing {
             [] => Ok(Vec::new()),
-            [(index, ticket)] => Ok(vec![self.read_row(ids[*index], *ticket).row().await?]),
+            [(index, ticket)] => {
+                let row = self.read_row(ids[*index], *ticket).row().await?;
+                Ok(vec![self.check_row(ids[*index], row)?])
+            }
             _ => {
                 let seeds = missing.len() as u64;
                 metrics::count(metrics::SEEDS, &self.handle.opened.label, seeds);
@@ -404,7 +420,17 @@ impl CachedCounters {
     ) -> Result<Vec<Option<i64>>> {
         let ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
         let family = self.handle.registered().await?;
-        self.handle.shared.store.rows(&family, &ids).await
+        let rows = self.handle.shared.store.rows(&family, &ids).await?;
+        let rows = ids.iter().zip(rows);
+        rows.map(|(id, row)| self.check_row(id, row)).collect()
+    }
+
+    /// Refuses a row whose value no cached counter can have.
+    fn check_row(&self, id: &str, row: Option<i64>) -> Result<Option<i64>> {
+        if row.is_some_and(Retention::is_beyond) {
+            return Err(beyond(self.family(), id));
+        }
+        Ok(row)
     }
 
     fn read_row(&self, id: &str, ticket: Ticket) -> Arc<Read> {

@@ -119,8 +119,8 @@ impl Counterfoil {
         if is_there {
             let flusher = Flusher::new(self.shared.clone());
             let configured = match &registered {
-                Some(known) => flusher.configure(&family, &known.database).await,
-                None => flusher.begin_epochs(&family, "").await,
+                Some(known) => flusher.configure(known).await,
+                None => flusher.begin_unregistered(&family).await,
             };
             unless_refused(
                 &family,

@@ -198,8 +198,9 @@ impl FamilyBuilder<CachedCounters> {
     }
 
     /// Refuses increments that lead below this value, such as a stock below 0. An upward increment
-    /// passes even below it. The bound must be smaller than 2^53 in magnitude; values may be
-    /// larger. Every process must use the same bounds, or is refused;
+    /// passes even below it. The bound must be a value of the column, and smaller than 2^53 in
+    /// magnitude, as all values of cached counters are. Defaults to the lowest value of the column.
+    /// Every process must use the same bounds, or is refused;
     /// [`reconfigure`](crate::Counterfoil::reconfigure) changes them.
     pub fn min(mut self, value: i64) -> Self {
         self.settings.min = Some(value);

@@ -1,6 +1,6 @@
 //! The outcome of counting, for handles of all kinds.
 
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::partition::PairResult;
 
@@ -24,6 +24,12 @@ pub enum Outcome {
     /// Not counted: the id of a cached counter has no row, and only the application inserts rows
     /// ([`Table::update`](crate::Table::update)).
     NoRow,
+}
+
+/// Returns the error for a cached counter whose value no number of Lua can stand for.
+pub(crate) fn beyond(family: &Family, id: &str) -> Error {
+    let what = format!("{family}: the size of the value of {id:?} is not below 2^53");
+    Error::new(ErrorKind::Range, what)
 }
 
 impl Outcome {
@@ -53,6 +59,7 @@ impl Outcome {
                 Ok(Outcome::OutOfRange(family.is_cached().then_some(value)))
             }
             PairResult::Full => Ok(Outcome::Full),
+            PairResult::Beyond => Err(beyond(family, id)),
             other => Err(other.corrupt(family, id)),
         }
     }

@@ -18,9 +18,9 @@ impl Counterfoil {
     /// pending in Redis. Stop the processes that count in the family or read it,
     /// [`drain`](Self::drain) it, call this, and start them with the new settings. From this call
     /// on, processes with the old number are refused as [`Mismatch`](ErrorKind::Mismatch); a value
-    /// that one of them reads may lack hits. A new durability or bound applies
+    /// that one of them reads may lack hits. A new durability applies
     /// to processes that open the family afterwards; all others keep the old one until they are
-    /// restarted.
+    /// restarted. New bounds apply to the next change that any process makes.
     ///
     /// A call that fails may be retried.
     ///
@@ -29,30 +29,35 @@ impl Counterfoil {
     /// family is registered; [`Busy`](ErrorKind::Busy) if the number of partitions differs and
     /// something is pending: nothing was changed.
     pub async fn reconfigure(&self, family: &Family) -> Result<()> {
-        let Registered {
-            family: known,
-            database,
-            ..
-        } = self.known(family).await?;
-        refuse_unchangeable(&known, family)?;
+        let registered = self.known(family).await?;
+        let known = &registered.family;
+        refuse_unchangeable(known, family)?;
+        let changed = Registered {
+            family: family.clone(),
+            ..registered.clone()
+        };
         if known.partitions() == family.partitions() {
-            return self.shared.store.reconfigure(&known, family).await;
+            self.shared.store.reconfigure(known, family).await?;
+            if family.is_cached() {
+                self.configure_redis(known, &changed).await?;
+            }
+            return Ok(());
         }
-        self.refuse_pending(&known).await?;
+        self.refuse_pending(known).await?;
         let emptied = async {
-            self.refuse_pending(&known).await?;
-            self.drop_bases(&known, family).await
+            self.refuse_pending(known).await?;
+            self.drop_bases(known, family).await
         };
         // from here on nothing is counted: Redis refuses the old callers, and the database the new
         // ones
-        self.configure_redis(&known, family, &database).await?;
+        self.configure_redis(known, &changed).await?;
         if let Err(pending) = emptied.await {
-            self.configure_redis(family, &known, &database).await?;
+            self.configure_redis(family, &registered).await?;
             return Err(pending);
         }
-        self.shared.store.reconfigure(&known, family).await?;
+        self.shared.store.reconfigure(known, family).await?;
         // a reconciler with the old number may have restored it before the database had the new one
-        self.configure_redis(&known, family, &database).await
+        self.configure_redis(known, &changed).await
     }
 
     /// Checks whether [`reconfigure`](Self::reconfigure) can change these settings, and changes
@@ -92,8 +97,9 @@ impl Counterfoil {
         }
         for number in 0..before.partitions().max(family.partitions()) {
             let (partition, mut next) = (self.shared.partition(family, number), Some(0));
+            let home = self.shared.home(family, number);
             while let Some(cursor) = next {
-                let (deleted, cursor) = partition.delete_any(cursor).await?;
+                let (deleted, cursor) = partition.delete_any(&home, cursor).await?;
                 if deleted.iter().any(|deleted| *deleted != Deleted::Done) {
                     return Err(pending(family));
                 }
@@ -104,18 +110,14 @@ impl Counterfoil {
     }
 
     /// Writes the family's settings to the homes of its calls, and to its former homes.
-    async fn configure_redis(
-        &self,
-        before: &Family,
-        family: &Family,
-        database: &str,
-    ) -> Result<()> {
+    async fn configure_redis(&self, before: &Family, registered: &Registered) -> Result<()> {
+        let (family, to) = (&registered.family, &registered.destination());
         let flusher = Flusher::new(self.shared.clone());
-        flusher.configure(family, database).await?;
+        flusher.configure(registered).await?;
         let beyond: Vec<_> = (family.partitions()..before.partitions()).collect();
         let configure = async |number: &u32| {
             let partition = self.shared.partition(family, *number);
-            partition.configure(family, database, [*number]).await
+            partition.configure(family, to, [*number]).await
         };
         try_each(&beyond, configure).await.map(drop)
     }

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::process::shared;
+use crate::reconciler::flush::Flusher;
 use crate::scripts::partition::Ticket;
 
 /// Each runtime has reads of its own: the timers of a read end with the runtime that begins it.
@@ -52,7 +53,12 @@ impl Seeding {
         metrics::count(metrics::SEEDS, &opened.label, 1);
         let (shared, opened, id) = (shared.clone(), opened.clone(), id.to_owned());
         let row = async move {
+            let was_known = opened.known().is_some();
             let family = opened.registered(&*shared.store).await?;
+            if !was_known {
+                // the bounds in Redis may lack the range of the rows
+                Flusher::new(shared.clone()).configure(&family).await?;
+            }
             let rows = shared.store.rows(&family, &[&id]).await?;
             Ok(rows.first().copied().flatten())
         };

@@ -1,6 +1,7 @@
 //! The kinds of families, and all that depends on them.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +61,24 @@ pub struct Sliding {
     pub(crate) stripes: u32,
     /// True if finished minutes are kept in the database.
     pub(crate) keep_minutes: bool,
+}
+
+impl Retention {
+    /// The size that the values of cached counters, and their bounds, stay below: numbers of Lua
+    /// are exact there.
+    pub(crate) const LIMIT: i64 = 1 << 53;
+
+    /// Returns whether a cached counter cannot have this value.
+    pub(crate) fn is_beyond(value: i64) -> bool {
+        value.unsigned_abs() >= Retention::LIMIT.unsigned_abs()
+    }
+
+    /// Returns the bounds of values in rows of this range.
+    pub(crate) fn bounds(&self, rows: &RangeInclusive<i64>) -> RangeInclusive<i64> {
+        let (min, max) = (self.min.unwrap_or(i64::MIN), self.max.unwrap_or(i64::MAX));
+        let low = min.max(*rows.start()).max(1 - Retention::LIMIT);
+        low..=max.min(*rows.end()).min(Retention::LIMIT - 1)
+    }
 }
 
 impl Windows {

@@ -2,6 +2,7 @@
 //! file share.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use jiff::{Span, SpanRelativeTo};
@@ -114,8 +115,23 @@ impl Family {
     }
 
     /// Returns the settings that scripts read, which `family_configure` writes beside the epoch.
-    pub(crate) fn script_settings(&self) -> Vec<(&'static str, String)> {
-        vec![("max_pending", self.max_pending.to_string())]
+    /// `rows` are the values that the family's rows can have.
+    pub(crate) fn script_settings(
+        &self,
+        rows: &RangeInclusive<i64>,
+    ) -> Vec<(&'static str, String)> {
+        let mut settings = vec![("max_pending", self.max_pending.to_string())];
+        if let Some(retention) = self.retention() {
+            let bounds = retention.bounds(rows);
+            let no_row = if self.makes_rows() { "0" } else { "refused" };
+            settings.extend([
+                ("min", bounds.start().to_string()),
+                ("max", bounds.end().to_string()),
+                ("retain", retention.retain.as_millis().to_string()),
+                ("no_row", no_row.to_owned()),
+            ]);
+        }
+        settings
     }
 
     /// Returns the settings with the defaults filled in.

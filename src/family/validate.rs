@@ -123,7 +123,7 @@ impl Family {
         let retain = or(settings.retain, 600 * SECOND);
         self.check_range("retain", retain, MILLISECOND..=DAY)?;
         for (setting, bound) in [("min", min), ("max", max)] {
-            if let Some(bound) = bound.filter(|bound| bound.unsigned_abs() >= 1 << 53) {
+            if let Some(bound) = bound.filter(|bound| Retention::is_beyond(*bound)) {
                 let wrong = format!("{bound} is not smaller than 2^53 in magnitude");
                 return Err(self.refused(setting, wrong));
             }
@@ -134,6 +134,22 @@ impl Family {
             }
             _ => Ok(Retention { retain, min, max }),
         }
+    }
+
+    /// Refuses a bound of a cached counter that no row in this range can have.
+    pub(crate) fn check_bounds(&self, rows: &RangeInclusive<i64>) -> Result<()> {
+        let Some(Retention { min, max, .. }) = self.retention() else {
+            return Ok(());
+        };
+        for (setting, bound) in [("min", min), ("max", max)] {
+            if let Some(bound) = bound.filter(|bound| !rows.contains(bound)) {
+                let column = self.table.as_ref().map_or("value", |table| &table.value);
+                let (low, high) = rows.clone().into_inner();
+                let wrong = format!("{bound} is not a value of column {column}, {low} to {high}");
+                return Err(Error::mismatch(format!("{self}: {setting} {wrong}")));
+            }
+        }
+        Ok(())
     }
 
     fn windows_of(&self, settings: &FamilySettings) -> Result<Windows> {

@@ -85,6 +85,32 @@ impl Opened {
         self.registered.read().clone()
     }
 
+    /// Returns the family as the database has it now: an operator may have changed the bounds of
+    /// cached counters, or altered their table. Otherwise, or if the database cannot be asked, it is
+    /// the known one.
+    pub async fn registered_now(&self, store: &dyn Store) -> Result<Arc<Registered>> {
+        let known = self.registered(store).await?;
+        if !known.family.is_cached() {
+            return Ok(known);
+        }
+        let Ok(Some(now)) = store.find(&known.family.to_string()).await else {
+            return Ok(known);
+        };
+        let mut differences = known.family.differences(&now.family);
+        let is_moved = differences.any(|(setting, ..)| !known.family.moves_nothing(setting));
+        if is_moved || (now.number, &now.database) != (known.number, &known.database) {
+            return Ok(known);
+        }
+        if now.range != known.range {
+            let changed = Registered {
+                range: now.range.clone(),
+                ..(*known).clone()
+            };
+            *self.registered.write() = Some(Arc::new(changed));
+        }
+        Ok(Arc::new(now))
+    }
+
     /// Registers the family again, because the database does not have it as this process knows it.
     /// A family that was removed stays so unless this process has opened it. Returns whether it is
     /// registered otherwise than before.
@@ -112,7 +138,7 @@ impl Opened {
                 Some(PairResult::Counted(_) | PairResult::First | PairResult::Repeated) => {
                     counted += hits;
                 }
-                Some(PairResult::OutOfRange(_)) => range += hits,
+                Some(PairResult::OutOfRange(_) | PairResult::Beyond) => range += hits,
                 Some(PairResult::Full) => full += hits,
                 None => unknown += hits,
                 // a missing counter is retried with a seed; other results are not a hit's own fault

@@ -17,6 +17,7 @@ use crate::family::Family;
 use crate::process::family::{Opened, SHUT_DOWN};
 use crate::process::work::{Announced, Work};
 use crate::scripts::bundle;
+use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
 use crate::store::{Registered, Store};
@@ -260,6 +261,12 @@ impl Shared {
             )
         };
         self.store.as_mysql().ok_or_else(other)
+    }
+
+    /// Returns the keys of the partition that is the home of calls to this one, and has the family's
+    /// settings.
+    pub fn home(&self, family: &Family, partition: u32) -> Keys {
+        Keys::new(family, self.topology.home_of(partition))
     }
 
     pub fn partition(&self, family: &Family, partition: u32) -> Partition {

@@ -13,6 +13,7 @@ use crate::metrics;
 use crate::process::family::Opened;
 use crate::reconciler::flush::{Flusher, Held, Pass};
 use crate::scripts::cached::{Deleted, Row};
+use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::store::{Batch, Mark, ReadFrom, Snapshot};
 
@@ -29,7 +30,7 @@ const PASSES: u32 = 4;
 
 impl Flusher {
     /// Reads the rows of a complete batch back, and marks its counters as saved.
-    pub async fn save(&self, held: &Held, batch: &Batch, retention: &Retention) -> Result<()> {
+    pub async fn save(&self, held: &Held, batch: &Batch) -> Result<()> {
         let partition = self.partition(&held.opened.family, held.id.1);
         for deltas in batch.deltas.chunks(READ_BACK) {
             let ids = deltas.iter().map(|(id, _)| &**id);
@@ -43,7 +44,7 @@ impl Flusher {
             rows.extend(others.map(|id| (id, Row::Missing)));
             let marks = rows
                 .chunks(SAVES)
-                .map(|some| partition.saved(retention, batch.id, some));
+                .map(|some| partition.saved(batch.id, some));
             if try_join_all(marks).await?.contains(&None) {
                 break;
             }
@@ -109,7 +110,8 @@ impl Flusher {
             if at > started {
                 return Ok(());
             }
-            let deleted = delete_in(partition, &opened.label, &mut cursor).await;
+            let home = self.shared.home(&opened.family, *number);
+            let deleted = delete_in(partition, &home, &opened.label, &mut cursor).await;
             let is_over = match &deleted {
                 Ok(()) => cursor == 0,
                 Err(error) => !error.is_retryable(),
@@ -131,9 +133,14 @@ impl Flusher {
 }
 
 /// Deletes counters of a partition that are due, from the cursor on, which is 0 at the end.
-async fn delete_in(partition: &Partition, label: &SharedString, cursor: &mut u64) -> Result<()> {
+async fn delete_in(
+    partition: &Partition,
+    home: &Keys,
+    label: &SharedString,
+    cursor: &mut u64,
+) -> Result<()> {
     for _ in 0..DELETE_CALLS {
-        let (deleted, next) = partition.delete_due(*cursor, DELETES).await?;
+        let (deleted, next) = partition.delete_due(home, *cursor, DELETES).await?;
         let is_done = |deleted: &&Deleted| **deleted == Deleted::Done;
         let done = deleted.iter().filter(is_done).count();
         metrics::count(metrics::DELETED, label, done as u64);

@@ -336,8 +336,8 @@ impl Flusher {
                 self.begin_anew(&held.opened, held.id.1, cut).await
             }
             // without ids there is nothing to save: half a script left the field of no id
-            Some(retention) if !batch.deltas.is_empty() && !ablation::is_out(Guard::ReadBack) => {
-                self.save(held, batch, retention).await
+            Some(_) if !batch.deltas.is_empty() && !ablation::is_out(Guard::ReadBack) => {
+                self.save(held, batch).await
             }
             _ => partition.release(batch.id).await.map(drop),
         };

@@ -137,9 +137,13 @@ async fn probe(flusher: &Flusher, families: &[Arc<Opened>]) -> Result<()> {
 /// Configures the families that the database has registered. If Redis refuses one, its upkeep
 /// reports the error.
 async fn configure(flusher: &Flusher, families: &[Arc<Opened>]) {
-    for registered in families.iter().filter_map(|opened| opened.known()) {
-        let family = &registered.family;
-        if let Err(error) = flusher.begin_epochs(family, &registered.database).await {
+    for opened in families.iter().filter(|opened| opened.known().is_some()) {
+        let family = &opened.family;
+        let configured = async {
+            let registered = opened.registered_now(&*flusher.shared.store).await?;
+            flusher.begin_epochs(&registered).await
+        };
+        if let Err(error) = configured.await {
             tracing::debug!(%family, error = %format_args!("{error:#}"), "configuring a family again failed");
         }
     }

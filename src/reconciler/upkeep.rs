@@ -9,8 +9,10 @@ use crate::process::family::Opened;
 use crate::process::work::PartitionId;
 use crate::reconciler::flush::Flusher;
 use crate::scripts::bundle;
+use crate::scripts::fence::Destination;
 use crate::scripts::keys::Key;
 use crate::scripts::partition::Partition;
+use crate::store::Registered;
 
 /// The end of the search for strays: one script names some hundred keys where it may take several
 /// partitions.
@@ -24,13 +26,12 @@ impl Flusher {
             return Ok(Vec::new());
         };
         let store = &*self.shared.store;
-        let registered = opened.registered(store).await?;
-        let (family, database) = (&registered.family, &*registered.database);
-        match self.begin_epochs(family, database).await {
+        let registered = opened.registered_now(store).await?;
+        match self.begin_epochs(&registered).await {
             // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {
                 opened.renew(store, &registered).await?;
-                self.configure(family, database).await?;
+                self.configure(&registered).await?;
             }
             begun => begun?,
         }
@@ -46,20 +47,44 @@ impl Flusher {
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch) if Redis has another kind, number of partitions or
     /// database.
-    pub async fn begin_epochs(&self, family: &Family, database: &str) -> Result<()> {
+    pub async fn begin_epochs(&self, registered: &Registered) -> Result<()> {
+        let (family, database) = (&registered.family, &registered.database);
         let homes = self.homes(family);
         try_each(&homes, |(_, home)| home.epochs(family, database)).await?;
-        self.configure(family, database).await
+        self.configure(registered).await
+    }
+
+    /// Begins new epochs where they are due, for a family that no database has registered yet. Writes
+    /// its settings only to homes without any: others have those that a database has accepted.
+    ///
+    /// # Errors
+    /// [`Mismatch`](ErrorKind::Mismatch) if Redis has another kind or number of partitions.
+    pub async fn begin_unregistered(&self, family: &Family) -> Result<()> {
+        let topology = &self.shared.topology;
+        let begin = || async {
+            let begin = async |(number, home): &(u32, Partition)| {
+                if home.epochs(family, "").await?.is_some() {
+                    return Ok(());
+                }
+                let partitions = topology.partitions_of(*number, family.partitions());
+                let to = &Destination::UNKNOWN;
+                home.configure(family, to, partitions).await
+            };
+            let homes = self.homes(family);
+            try_each(&homes, begin).await.map(drop)
+        };
+        self.shared.by_topology(begin).await
     }
 
     /// Writes the family's settings, incarnations and database to every home of its calls. The
     /// database has accepted these settings.
-    pub async fn configure(&self, family: &Family, database: &str) -> Result<()> {
+    pub async fn configure(&self, registered: &Registered) -> Result<()> {
+        let (family, to) = (&registered.family, &registered.destination());
         let topology = &self.shared.topology;
         let configure = || async {
             let configure = async |(number, home): &(u32, Partition)| {
                 let partitions = topology.partitions_of(*number, family.partitions());
-                home.configure(family, database, partitions).await
+                home.configure(family, to, partitions).await
             };
             let homes = self.homes(family);
             try_each(&homes, configure).await.map(drop)
@@ -81,7 +106,7 @@ impl Flusher {
     /// the database like any batch.
     pub async fn strays(&self, opened: &Opened) -> Result<Vec<PartitionId>> {
         let registered = opened.registered(&*self.shared.store).await?;
-        let (family, database) = (&registered.family, &registered.database);
+        let (family, to) = (&registered.family, &registered.destination());
         let beyond = family.partitions()..LAST;
         let beyond = beyond.map(|number| (number, self.partition(family, number)));
         let mut strays: Vec<_> = beyond.collect();
@@ -97,7 +122,7 @@ impl Flusher {
         for (number, stray) in &strays {
             tracing::error!(%family, partition = number, "a client configured with a different partition count has counted hits");
             metrics::count(metrics::STRAYS, &family.name, 1);
-            stray.configure(family, database, [*number]).await?;
+            stray.configure(family, to, [*number]).await?;
         }
         if family.keeps_slices() {
             for closed in each(&strays, |(_, stray)| stray.close_slices()).await {

@@ -328,9 +328,10 @@ impl Recounting {
         let mut pauses = FORGET;
         for (number, indexes) in self.handle.by_partition_of_row(&ids) {
             let partition = self.handle.partition(number);
+            let home = self.handle.shared.home(self.family(), number);
             let mut left: Vec<_> = indexes.into_iter().map(|index| ids[index]).collect();
             loop {
-                let mut deleted = partition.delete(&left).await?.into_iter();
+                let mut deleted = partition.delete(&home, &left).await?.into_iter();
                 left.retain(|_| deleted.next() == Some(Deleted::InFlight));
                 if left.is_empty() || pauses == 0 {
                     break;

@@ -1,25 +1,19 @@
 //! Typed calls of the cached kind's scripts on one partition (docs/protocol.md, section 4).
 
-use std::time::Duration;
-
 use futures_util::future::{join, join_all};
 use redis::Value;
 
 use crate::error::Result;
 use crate::family::ids::BatchId;
-use crate::family::kind::Retention;
 use crate::scripts::buffered::id_args;
 use crate::scripts::bundle::{self, Call, borrowed, owned, text};
 use crate::scripts::fence::Fence;
-use crate::scripts::keys::Key;
+use crate::scripts::keys::{Key, Keys};
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
 use crate::scripts::partition::{
     Counted, PairResult, Pairs, Partition, PartitionCall, Ticket, salt, words,
 };
-
-/// The lifetime of a ticket: time to read a row from the database and to seed its counter.
-pub const TICKET: Duration = Duration::from_secs(30);
 
 /// The seed of a counter: its row, read after the ticket was issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +43,7 @@ type Seeds<'a> = Vec<(&'a [u8], Seed)>;
 pub enum Row {
     Value(i64),
     Missing,
-    /// Its value is outside i64.
+    /// No cached counter can have its value, whose size is not below 2^53.
     Beyond,
 }
 
@@ -65,7 +59,6 @@ impl Partition {
     #[cfg(feature = "test-hooks")]
     pub async fn incr<'p, I: AsRef<[u8]> + ?Sized + 'p>(
         &'p self,
-        retention: &Retention,
         fence: Fence<'p>,
         seeds: impl IntoIterator<Item = (&'p I, Seed)>,
         updates: impl IntoIterator<Item = (&'p I, Update)>,
@@ -83,18 +76,17 @@ impl Partition {
             .into_iter()
             .map(|(id, seed)| (id.as_ref(), seed))
             .collect();
-        Self::incr_in(retention, fence, &[(self, seeds)], &[call]).await
+        Self::incr_in(fence, &[(self, seeds)], &[call]).await
     }
 
     /// Seeds and changes counters of several partitions of one node. `calls` must not be empty.
     pub async fn incr_in<'a>(
-        retention: &Retention,
         fence: Fence<'_>,
         seeds: &[(&Self, Seeds<'_>)],
         calls: &[PartitionCall<'_, impl Pairs<'a>>],
     ) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = calls[0].partition;
-        let mut command = Call::new("cached_incr", 2 + 4 * calls.len(), 7 + words(calls))?;
+        let mut command = Call::new("cached_incr", 2 + 4 * calls.len(), 4 + words(calls))?;
         let (keys, args) = fence.begin(borrowed(now_ms));
         command.arg(keys);
         for PartitionCall { partition, .. } in calls {
@@ -103,18 +95,13 @@ impl Partition {
                 .arg(partition.keys.meta());
         }
         command.arg(args);
-        let bound = |bound: Option<i64>| bound.map_or(borrowed(""), owned);
-        command
-            .arg(TICKET.as_millis() as u64)
-            .arg(&*bound(retention.min))
-            .arg(&*bound(retention.max));
         for call in calls {
             call.write_pairs(&mut command);
         }
         let seeding = join_all(
             seeds
                 .iter()
-                .map(|(partition, seeds)| partition.seed(retention, seeds)),
+                .map(|(partition, seeds)| partition.seed(fence.home, seeds)),
         );
         // both are sent together, the seeds first; a counter whose seed failed is missing again
         let (_, reply) = join(seeding, command.send(redis)).await;
@@ -141,19 +128,20 @@ impl Partition {
         })
     }
 
-    /// Seeds counters that were missing. Returns for each whether it has a base now.
-    pub async fn seed(&self, retention: &Retention, seeds: &[(&[u8], Seed)]) -> Result<Vec<bool>> {
+    /// Seeds counters that were missing. Returns for each whether it has a base now. `home` has the
+    /// family's settings.
+    pub async fn seed(&self, home: &Keys, seeds: &[(&[u8], Seed)]) -> Result<Vec<bool>> {
         let mut results = Vec::with_capacity(seeds.len());
         for seeds in seeds.chunks(Self::READ_IDS) {
-            let mut args = vec![owned(retention.retain.as_millis()), borrowed(&self.now_ms)];
+            let mut args = vec![borrowed(&self.now_ms)];
             for (id, seed) in seeds {
                 args.extend([borrowed(*id), owned(seed.ticket), owned(seed.value)]);
             }
-            let mut reply =
-                bundle::expect_ok(&self.redis, "cached_seed", &[self.keys.base()], &args).await?;
+            let keys = [home.calls(), self.keys.base()];
+            let mut reply = bundle::expect_ok(&self.redis, "cached_seed", &keys, &args).await?;
             let has_base = |word: &Value| match text(word)? {
                 "SEEDED" | "HELD" => Some(true),
-                "MISS" => Some(false),
+                "MISS" | "NOROW" | "BEYOND" => Some(false),
                 _ => None,
             };
             results.extend(reply.read_all(seeds.len(), |reply| reply.read(has_base))?);
@@ -163,24 +151,16 @@ impl Partition {
 
     /// Returns the values of counters, and a ticket for each one without a base.
     pub async fn values(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<PairResult>> {
-        self.values_with(ids, TICKET).await
+        self.values_with(ids, 1).await
     }
 
     /// Returns the values of counters like [`values`](Self::values), without writing tickets.
     pub async fn peek(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<PairResult>> {
-        self.values_with(ids, Duration::ZERO).await
+        self.values_with(ids, 0).await
     }
 
-    async fn values_with(
-        &self,
-        ids: &[impl AsRef<[u8]>],
-        ticket: Duration,
-    ) -> Result<Vec<PairResult>> {
-        let mut args = vec![
-            owned(ticket.as_millis()),
-            borrowed(&self.now_ms),
-            owned(salt()?),
-        ];
+    async fn values_with(&self, ids: &[impl AsRef<[u8]>], tickets: u8) -> Result<Vec<PairResult>> {
+        let mut args = vec![owned(tickets), borrowed(&self.now_ms), owned(salt()?)];
         args.extend(ids.iter().map(|id| borrowed(id)));
         let mut reply =
             bundle::expect_ok(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
@@ -191,13 +171,12 @@ impl Partition {
     /// Returns how many ids are left in the batch, or `None` if it does not exist (any more).
     pub async fn saved(
         &self,
-        retention: &Retention,
         batch: BatchId,
         rows: &[(&[u8], impl Into<Row> + Copy)],
     ) -> Result<Option<u64>> {
         let [base, buffer, cut] = self.cached_keys();
         let mut args: Vec<_> = id_args(batch).into();
-        args.extend([owned(retention.retain.as_millis()), borrowed(&self.now_ms)]);
+        args.push(borrowed(&self.now_ms));
         for (id, row) in rows {
             let row = match (*row).into() {
                 Row::Value(value) => owned(value),
@@ -217,30 +196,36 @@ impl Partition {
 
     /// Checks about `count` counters from `cursor` on, and deletes those that are due and have
     /// nothing pending. Returns the outcome of each that was due, and the next cursor, 0 at the
-    /// end.
-    pub async fn delete_due(&self, cursor: u64, count: usize) -> Result<(Vec<Deleted>, u64)> {
-        self.delete_some(cursor, count, &self.now_ms, &[""; 0])
+    /// end. `home` has the family's settings.
+    pub async fn delete_due(
+        &self,
+        home: &Keys,
+        cursor: u64,
+        count: usize,
+    ) -> Result<(Vec<Deleted>, u64)> {
+        self.delete_some(home, cursor, count, &self.now_ms, &[""; 0])
             .await
     }
 
     /// Does the same with about 1000 counters, due or not.
-    pub async fn delete_any(&self, cursor: u64) -> Result<(Vec<Deleted>, u64)> {
-        // a time in milliseconds has 13 digits
-        const LAST: &str = "9999999999999";
-        self.delete_some(cursor, Self::READ_IDS, LAST, &[""; 0])
+    pub async fn delete_any(&self, home: &Keys, cursor: u64) -> Result<(Vec<Deleted>, u64)> {
+        // a time in milliseconds has 13 digits, and retain is a day at most
+        const LAST: &str = "99999999999999";
+        self.delete_some(home, cursor, Self::READ_IDS, LAST, &[""; 0])
             .await
     }
 
     /// Deletes these counters, at most 1000, except those with anything pending.
-    pub async fn delete(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<Deleted>> {
+    pub async fn delete(&self, home: &Keys, ids: &[impl AsRef<[u8]>]) -> Result<Vec<Deleted>> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        Ok(self.delete_some(0, 1, &self.now_ms, ids).await?.0)
+        Ok(self.delete_some(home, 0, 1, &self.now_ms, ids).await?.0)
     }
 
     async fn delete_some(
         &self,
+        home: &Keys,
         cursor: u64,
         count: usize,
         now_ms: &str,
@@ -248,8 +233,9 @@ impl Partition {
     ) -> Result<(Vec<Deleted>, u64)> {
         let mut args = vec![owned(cursor), owned(count), borrowed(now_ms)];
         args.extend(ids.iter().map(|id| borrowed(id)));
-        let mut reply =
-            bundle::expect_ok(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
+        let [base, buffer, batch] = self.cached_keys();
+        let keys = [home.calls(), base, buffer, batch];
+        let mut reply = bundle::expect_ok(&self.redis, "cached_delete", &keys, &args).await?;
         let next = reply.number()?;
         let deleted = |word: &Value| match text(word)? {
             "DELETED" | "GONE" => Some(Deleted::Done),

@@ -1,6 +1,7 @@
 //! The fence by epochs (docs/protocol.md, section 3.2), which makes a call safe to repeat from any
 //! process.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,6 +119,23 @@ impl Epochs {
     }
 }
 
+/// Where a family's hits go, as far as it is known.
+#[derive(Clone, Debug)]
+pub struct Destination<'a> {
+    /// The id of the database; empty while it is unknown.
+    pub database: &'a str,
+    /// The values that the rows can have.
+    pub rows: RangeInclusive<i64>,
+}
+
+impl Destination<'_> {
+    /// That of a family which no database has registered yet.
+    pub const UNKNOWN: Destination<'static> = Destination {
+        database: "",
+        rows: i64::MIN..=i64::MAX,
+    };
+}
+
 /// A home partition, and the epochs that it last returned.
 #[derive(Debug)]
 pub struct Home {
@@ -142,15 +160,15 @@ impl Home {
     }
 
     /// Returns the epochs for a new call, read from Redis if the known ones are older than
-    /// [`FRESH`]. Configures the family again if Redis lost its data. `database` is the id of the
-    /// database; empty while it is unknown.
-    pub async fn epochs(&self, family: &Family, database: &str) -> Result<Epochs> {
+    /// [`FRESH`]. Configures the family again if Redis lost its data.
+    pub async fn epochs(&self, family: &Family, to: &Destination<'_>) -> Result<Epochs> {
         let asked = Instant::now();
         if let Some((epochs, at)) = &*self.known.lock()
             && asked - *at < FRESH
         {
             return Ok(epochs.clone());
         }
+        let database = to.database;
         let epochs = match self.partition.epochs(family, database).await? {
             Some(epochs) => epochs,
             None => {
@@ -158,9 +176,7 @@ impl Home {
                 let partitions = self
                     .topology
                     .partitions_of(self.number, family.partitions());
-                self.partition
-                    .configure(family, database, partitions)
-                    .await?;
+                self.partition.configure(family, to, partitions).await?;
                 let emptied = || {
                     Error::new(
                         ErrorKind::Redis,
@@ -244,7 +260,7 @@ impl Partition {
     pub async fn configure(
         &self,
         family: &Family,
-        database: &str,
+        to: &Destination<'_>,
         partitions: impl IntoIterator<Item = u32>,
     ) -> Result<()> {
         let metas = partitions
@@ -256,17 +272,17 @@ impl Partition {
             self.time(),
             borrowed(family.kind()),
             owned(family.partitions()),
-            borrowed(database),
+            borrowed(to.database),
             owned(family.settings()),
         ];
-        for (name, value) in family.script_settings() {
+        for (name, value) in family.script_settings(&to.rows) {
             args.extend([borrowed(name), owned(value)]);
         }
         let mut reply = bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?;
         if reply.is_ok_or("MISMATCH")? {
             Ok(())
         } else {
-            Err(other_database(family, &reply.text()?, database))
+            Err(other_database(family, &reply.text()?, to.database))
         }
     }
 

@@ -99,6 +99,8 @@ pub enum PairResult {
     WrongType,
     /// Not changed: another client wrote a value that is not an integer.
     NotAnInteger,
+    /// Not changed: the size of a cached counter's value is not below 2^53.
+    Beyond,
     /// Not counted: the id is empty or longer than 255 bytes.
     BadId,
 }
@@ -120,22 +122,11 @@ impl PairResult {
                 "WRONGTYPE" => PairResult::WrongType,
                 "BADID" => PairResult::BadId,
                 "BADSTATE" => PairResult::NotAnInteger,
+                "BEYOND" => PairResult::Beyond,
                 value => PairResult::Counted(value.parse().ok()?),
             },
             Some(("RANGE", value)) => PairResult::OutOfRange(value.parse().ok()?),
             Some(("MISS", ticket)) => PairResult::Missing(Ticket::parse(ticket)?),
-            Some(("SUM", addends)) => {
-                let numbers = addends.split(':').map(|addend| addend.parse::<i64>());
-                match numbers
-                    .map(|number| number.map(i128::from))
-                    .sum::<Result<i128, _>>()
-                {
-                    Ok(sum) => {
-                        i64::try_from(sum).map_or(PairResult::OutOfRange(0), PairResult::Counted)
-                    }
-                    Err(_) => PairResult::NotAnInteger,
-                }
-            }
             Some(_) => return None,
         })
     }

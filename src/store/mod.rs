@@ -5,6 +5,7 @@ pub(crate) mod memory;
 pub(crate) mod mysql;
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -12,6 +13,7 @@ use async_trait::async_trait;
 use crate::error::{Error, Result};
 use crate::family::Family;
 pub use crate::family::ids::{BatchId, Incarnation, Nonce};
+use crate::scripts::fence::Destination;
 use crate::store::ledger::LedgerKey;
 use crate::store::mysql::MysqlStore;
 
@@ -26,6 +28,17 @@ pub struct Registered {
     /// belongs to one database (docs/protocol.md, section 2). A store without an id, such as one in
     /// memory, is not checked.
     pub database: String,
+    /// The values that the family's rows can have: [`Store::range`].
+    pub range: RangeInclusive<i64>,
+}
+
+impl Registered {
+    pub(crate) fn destination(&self) -> Destination<'_> {
+        Destination {
+            database: &self.database,
+            rows: self.range.clone(),
+        }
+    }
 }
 
 /// Deltas that were cut off a partition's buffer together. Each of them reaches the database once.
@@ -190,6 +203,17 @@ pub trait Store: Send + Sync + 'static {
         let _ = after;
         let cannot = format!("{before}: this store does not reconfigure families");
         Err(Error::mismatch(cannot))
+    }
+
+    /// Returns the values that the family's rows can have, by default those of an i64. They are
+    /// bounds of a cached counter: Redis refuses a change that no row could take.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable;
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the table differs from its description.
+    async fn range(&self, family: &Family) -> Result<RangeInclusive<i64>> {
+        let _ = family;
+        Ok(i64::MIN..=i64::MAX)
     }
 
     /// Adds the next deltas of the batches to their rows, in one transaction. The caller repeats

@@ -48,6 +48,8 @@ pub enum Guard {
     Comparison,
     /// A counter is seeded with any value that was read, at any time.
     Ticket,
+    /// A bound refuses a change although the row may have changed.
+    OldRow,
     /// A batch of a cached family is released without reading its rows back.
     ReadBack,
     /// A counter is deleted without a check for pending changes.

@@ -10,7 +10,7 @@ use crate::family::kind::Kind;
 use crate::process::family::Opened;
 use crate::process::work::{Announced, Work};
 use crate::scripts::bundle;
-use crate::scripts::fence::{Epochs, Fence, Home};
+use crate::scripts::fence::{Destination, Epochs, Fence, Home};
 use crate::scripts::partition::{Counted, Partition, PartitionCall};
 use crate::writer::group::{Group, Part};
 
@@ -73,8 +73,9 @@ impl Route {
     /// Returns the epochs for a new call with this home.
     pub async fn epochs(&self, home: &Home) -> Result<Epochs> {
         let known = self.opened.known();
-        let database = known.as_ref().map_or("", |known| &known.database);
-        let epochs = home.epochs(self.family(), database).await;
+        let to = known.as_ref().map(|known| known.destination());
+        let to = to.unwrap_or(Destination::UNKNOWN);
+        let epochs = home.epochs(self.family(), &to).await;
         self.check_topology(&epochs);
         epochs
     }
@@ -122,11 +123,11 @@ impl Route {
         let deltas = || pairs().map(|(id, update)| (id, update.amount()));
         match &family.kind {
             Kind::Buffered => Partition::add_to(family, fence, &calls).await,
-            Kind::Cached(retention) => {
+            Kind::Cached(_) => {
                 let seeds = group.parts().map(Part::seeds);
                 let seeds = calls.iter().map(|call| call.partition).zip(seeds);
                 let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
-                Partition::incr_in(retention, fence, &seeds, &calls).await
+                Partition::incr_in(fence, &seeds, &calls).await
             }
             Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
             Kind::Activity(sliding) => one.touch(sliding, fence, deltas()).await,

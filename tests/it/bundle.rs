@@ -403,8 +403,11 @@ fn the_readme_names_every_setting_of_a_kind() {
     let readme = read("README.md");
     for kind in KINDS {
         let settings: Json = serde_json::from_str(&kinds::family(kind).settings()).unwrap();
-        // those of all kinds are for reconcilers
+        // those of all kinds are for reconcilers, and scripts read those of cached families
         let common = [
+            "retain",
+            "min",
+            "max",
             "kind",
             "partitions",
             "durability",

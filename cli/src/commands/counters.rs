@@ -53,6 +53,7 @@ async fn read(
         (_, Some(values)) => {
             for (id, value) in ids.iter().zip(values) {
                 json.push(json!({"id": id, "value": value}));
+                let value = value.map_or("no row".to_owned(), |value| value.to_string());
                 lines.push(format!("{}\t{value}", isolated(id)));
             }
             "values"

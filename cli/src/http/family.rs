@@ -168,7 +168,7 @@ impl ServedFamily<'_> {
     }
 
     /// Returns exact values in the order of the ids. For visitors, ids are `SCOPE/DAY`.
-    pub async fn values(&self, ids: &[String]) -> Result<Vec<i64>, Problem> {
+    pub async fn values(&self, ids: &[String]) -> Result<Vec<Option<i64>>, Problem> {
         match families::values(&self.counters, ids).await {
             Ok(Some(values)) => Ok(values),
             Ok(None) => Err(self.wrong_kind("buffered, cached or visitors")),

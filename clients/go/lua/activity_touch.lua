@@ -34,6 +34,7 @@
 local call, pcall, type, tonumber = redis.call, redis.pcall, type, tonumber
 local KEYS, ARGV = KEYS, ARGV
 local own_kind, caller, n, epoch = 'activity', ARGV[1], ARGV[2], ARGV[3]
+local own_settings = {}
 local keeps, places, starts = ARGV[7] == '1', tonumber(ARGV[8]) or 0, { 9 }
 local count_form = '^[1-9]%d*$'
 local fits = places > 0 and #KEYS == 4 + 2 * places and #ARGV <= 1008 + 3 * places
@@ -54,8 +55,8 @@ local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '900719
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
-local now, kind, last, max_pending = state[1], state[2], state[3], state[4]
+local state = call('HMGET', KEYS[1], '=now', '=kind', caller, unpack(own_settings))
+local now, kind, last = state[1], state[2], state[3]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
 end

@@ -39,6 +39,7 @@
 -- a local is found faster than a global
 local call, pcall, type, KEYS, ARGV = redis.call, redis.pcall, type, KEYS, ARGV
 local own_kind, caller, n, epoch = 'buffered', ARGV[1], ARGV[2], ARGV[3]
+local own_settings = { '=max_pending' }
 local fits, arg = #KEYS >= 4 and #KEYS % 2 == 0 and #ARGV <= 2002 + #KEYS, 5
 for _ = 3, fits and #KEYS or 0, 2 do
   local hits, count = tonumber(ARGV[arg]) or 0, tonumber(ARGV[arg + 1]) or -1
@@ -56,8 +57,8 @@ local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '900719
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
-local now, kind, last, max_pending = state[1], state[2], state[3], state[4]
+local state = call('HMGET', KEYS[1], '=now', '=kind', caller, unpack(own_settings))
+local now, kind, last = state[1], state[2], state[3]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
 end
@@ -73,7 +74,7 @@ if ahead < 0 then return { 'PASSED' } end
 if ahead == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 
 -- a value that is not a number ends the script here, before the first write
-local max = (max_pending or 1000000) + 0
+local max = (state[4] or 1000000) + 0
 arg = 5
 -- what can be refused as a whole is refused here; below a pair can only fail by itself
 if caller == '' then call('HINCRBY', KEYS[4], 'hits', 0) else call('HSET', KEYS[1], caller, n) end

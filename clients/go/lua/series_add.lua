@@ -33,6 +33,7 @@
 -- SINCE   0.1.0
 
 local own_kind, caller, n, epoch = 'series', ARGV[1], ARGV[2], ARGV[3]
+local own_settings = {}
 local call, pcall, format = redis.call, redis.pcall, string.format
 local precisions = tonumber(ARGV[5]) or 0
 local pairs_given = (#ARGV - 5 - precisions) / 2
@@ -45,8 +46,8 @@ local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '900719
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
-local now, kind, last, max_pending = state[1], state[2], state[3], state[4]
+local state = call('HMGET', KEYS[1], '=now', '=kind', caller, unpack(own_settings))
+local now, kind, last = state[1], state[2], state[3]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
 end

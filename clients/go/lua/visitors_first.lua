@@ -35,6 +35,7 @@
 
 local call, pcall = redis.call, redis.pcall
 local own_kind, caller, n, epoch = 'visitors', ARGV[1], ARGV[2], ARGV[3]
+local own_settings = { '=max_pending' }
 local buffer, meta, ids, remember_ms = KEYS[3], KEYS[4], #KEYS - 4, ARGV[5]
 local starts, fits = { 7 }, ids > 0 and tonumber(ARGV[6]) == ids and #ARGV <= 1006 + 2 * ids
 for i = 1, ids do
@@ -52,8 +53,8 @@ local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '900719
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
-local now, kind, last, max_pending = state[1], state[2], state[3], state[4]
+local state = call('HMGET', KEYS[1], '=now', '=kind', caller, unpack(own_settings))
+local now, kind, last = state[1], state[2], state[3]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
 end
@@ -73,7 +74,7 @@ if ahead == 0 then
 end
 
 local hits, held = tonumber(call('HGET', meta, 'hits')) or 0, call('HLEN', buffer)
-local max, pending = tonumber(max_pending) or 1000000, held
+local max, pending = tonumber(state[4]) or 1000000, held
 -- what can be refused as a whole is refused here; below an id can only fail by itself
 if caller == '' then call('HINCRBY', meta, 'hits', 0) else call('HSET', KEYS[1], caller, n) end
 local reply, at, counted, refused = { 'OK', 0 }, 2, 0, 0

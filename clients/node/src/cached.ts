@@ -3,15 +3,14 @@ import type { Daemons } from './value.js';
 import { CounterfoilError, type Integer, NotCounted } from './values.js';
 import { checkId, checkInteger, integer, integerOf, memo, uniqueName } from './values.js';
 
-const TICKET_MS = 30_000;
 /** How often a counter may be deleted between its seed and its change. */
 const SEEDS = 10;
 
 /**
  * It must not read in an open transaction, whose snapshot may be old: the counter would forget hits. It is for an application that
- * cannot reach a daemon, and returns the value of a counter's row on the primary, 0 where there is none.
+ * cannot reach a daemon, and returns the value of a counter's row on the primary, null where there is none.
  */
-export type ReadRow = (id: string) => Promise<Integer> | Integer;
+export type ReadRow = (id: string) => Promise<Integer | null> | Integer | null;
 
 type Change = Item & { id: string; change: string };
 
@@ -21,7 +20,7 @@ export class Cached {
   private readonly seeds = new Map<string, Promise<unknown>>();
 
   /** @internal */
-  readRow: ReadRow = (id) => this.daemons.value(this.family, id);
+  readRow: ReadRow = async (id) => (await this.daemons.find(this.family, [id]))[0]!;
 
   /** @internal */
   constructor(private readonly family: Family, private readonly daemons: Daemons) {}
@@ -44,7 +43,7 @@ export class Cached {
   /** Returns the value. */
   async get(id: string): Promise<Integer> {
     return this.seeded(id, async (partition) => {
-      const args = [TICKET_MS, '', uniqueName(), id];
+      const args = [1, '', uniqueName(), id];
       const keys = this.family.keys(partition, 'base', 'buffer', 'batch');
       return (await this.family.read('cached_get', () => ({ keys, args })))[0];
     });
@@ -63,7 +62,6 @@ export class Cached {
     const partition = this.family.partition(id, epoch);
     for (let seeds = 0; ; seeds += 1) {
       const [word = '', ...rest] = String(await call(partition, epoch.partitions)).split(':');
-      if (word === 'SUM') return integer(rest.reduce((sum, part) => sum + BigInt(part), 0n));
       if (word === 'RANGE') throw new NotCounted(word, `${id} is ${rest[0]}`, undefined, false, integer(rest[0]!));
       if (word !== 'MISS' || seeds === SEEDS) return integerOf(id, word)!;
       // callers that missed it with the same ticket share one read of its row
@@ -72,12 +70,14 @@ export class Cached {
     }
   }
 
-  private async seed(partition: number, id: string, ticket: string): Promise<unknown> {
+  private async seed(partition: number, id: string, ticket: string): Promise<void> {
     try {
-      const row = integer(String(await this.readRow(id))); // drivers return texts, too
-      checkInteger(row);
-      const keys = this.family.keys(partition, 'base');
-      return await this.family.read('cached_seed', ({ retain }) => ({ keys, args: [retain, '', id, ticket, String(row)] }));
+      const read = await this.readRow(id);
+      const row = read === null ? '-' : integer(String(read)); // drivers return texts, too
+      if (row !== '-') checkInteger(row);
+      const keys = [...this.family.keys(this.family.home(partition), 'calls'), ...this.family.keys(partition, 'base')];
+      const [word] = await this.family.read('cached_seed', () => ({ keys, args: ['', id, ticket, String(row)] }));
+      if (word === 'NOROW' || word === 'BEYOND') throw new NotCounted(word, id);
     } catch (cause) {
       throw cause instanceof CounterfoilError ? cause : new NotCounted('readRow', (cause as Error).message, cause);
     }
@@ -85,9 +85,9 @@ export class Cached {
 
   private async count(partition: number, changes: Change[]): Promise<void> {
     const pairs = changes.flatMap(({ id, change }) => [id, change]);
-    const { status, words } = await this.family.count('cached_incr', partition, changes[0]!.of, ({ min = '', max = '' }) => ({
+    const { status, words } = await this.family.count('cached_incr', partition, changes[0]!.of, () => ({
       keys: this.family.keys(partition, 'base', 'buffer', 'batch', 'meta'),
-      args: [TICKET_MS, min, max, changes.length, ...pairs],
+      args: [changes.length, ...pairs],
     }));
     const results = status === 'DUP' ? String(words[0]).split(' ') : words;
     changes.forEach((change, i) => (change.word = results[i]));

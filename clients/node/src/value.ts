@@ -27,11 +27,16 @@ export class Daemons {
 
   /** Returns the values in the order of the ids. */
   async values(family: Family, ids: Iterable<string>): Promise<Integer[]> {
+    return (await this.find(family, ids)).map((value) => value ?? 0);
+  }
+
+  /** Returns the values, null where only the application makes the row of a cached counter, and has not. */
+  async find(family: Family, ids: Iterable<string>): Promise<(Integer | null)[]> {
     const all = [...ids];
     all.forEach((id) => checkId(id));
     if (this.urls.length === 0) throw new Misconfigured('NODAEMON', 'set the option daemon');
     const deadline = family.deadline();
-    const values: Integer[] = [];
+    const values: (Integer | null)[] = [];
     for (let from = 0; from < all.length; from += IDS) {
       values.push(...(await this.ask(family, all.slice(from, from + IDS), deadline)));
     }
@@ -39,14 +44,14 @@ export class Daemons {
   }
 
   /** Asks one daemon after the other, and begins again while none of them is available. */
-  private async ask(family: Family, ids: string[], deadline: number): Promise<Integer[]> {
+  private async ask(family: Family, ids: string[], deadline: number): Promise<(Integer | null)[]> {
     const body = JSON.stringify({ family: family.name, ids });
     for (let pause = PAUSE_MS; ; pause = PAUSE_MS) {
       let explanation = '';
       for (const url of [...this.urls]) {
         const { status, text, retryAfter } = await this.post(url, body, family.retryFor / this.urls.length);
         // JSON.parse would round large ones
-        const values = /"values": ?\[([-\d, ]+)\]/.exec(text)?.[1]?.split(',').map((value) => integer(value.trim()));
+        const values = /"values": ?\[([-\d, nul]+)\]/.exec(text)?.[1]?.split(',').map((value) => numberOrNull(value.trim()));
         if (status === 200 && values?.length === ids.length) return values;
         explanation = `${url}: ${status} ${text.slice(0, 2000)}`;
         if (status >= 300 && status < 500 && status !== 429) throw new Misconfigured(`HTTP ${status}`, explanation);
@@ -73,3 +78,5 @@ export class Daemons {
     }
   }
 }
+
+function numberOrNull(word: string): Integer | null { return word === 'null' ? null : integer(word); }

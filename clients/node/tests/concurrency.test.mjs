@@ -100,7 +100,7 @@ test('cached: callers that miss share one read of the row; bounds; readRow that 
   assert.equal(await votes.get(id), 20);
   const broken = new Counterfoil(redis, namespace).cached('votes', { readRow: () => { throw new Error('no table'); } });
   await assert.rejects(broken.get(unique('vote')), (error) => error instanceof NotCounted && error.cause.message === 'no table');
-  for (const row of [null, undefined, 1.5, 2n ** 63n]) {
+  for (const row of [undefined, 1.5, 2n ** 63n]) {
     const wrong = new Counterfoil(redis, namespace).cached('votes', { readRow: () => row });
     await assert.rejects(wrong.get(unique('vote')), (error) => error instanceof NotCounted, `${row}`);
   }

@@ -8,7 +8,6 @@ use Counterfoil\Internal\StoredFamily;
 /** Counters whose changes return the new value, within bounds. */
 final class Cached extends StoredFamily {
     protected const KIND = 'cached';
-    private const TICKET_MS = 30_000;
     private const SEEDS = 10;
     /** @internal */
     public ?Closure $readRow = null;
@@ -39,7 +38,7 @@ final class Cached extends StoredFamily {
     public function get(string|int $id): int {
         $id = self::checkId($id);
         $keys = $this->keys($this->partitionOf(crc32($id)), 'base', 'buffer', 'batch');
-        $args = [self::TICKET_MS, '', bin2hex(random_bytes(8)), $id, $id];  // see Family::count
+        $args = [1, '', bin2hex(random_bytes(8)), $id, $id];  // see Family::count
         return $this->seeded($id, fn(): string|int => $this->read('cached_get', $keys, $args)[1]);
     }
 
@@ -66,9 +65,7 @@ final class Cached extends StoredFamily {
     private function change(string|int $id, string $change): int {
         $id = self::checkId($id);
         return $this->seeded($id, function () use ($id, $change): string {
-            $settings = $this->ask()['settings'];
-            // see Family::count
-            $args = [self::TICKET_MS, $settings['min'] ?? '', $settings['max'] ?? '', 2, $id, $change, '', 0];
+            $args = [2, $id, $change, '', 0];  // see Family::count
             $call = $this->call('cached_incr', crc32($id), ['base', 'buffer', 'batch', 'meta'], $args);
             return explode(' ', (string) $this->count($call)[1])[0];
         });
@@ -79,17 +76,18 @@ final class Cached extends StoredFamily {
         for ($seeds = 0; $seeds <= self::SEEDS; $seeds++) {
             $word = (string) $call();
             $parts = explode(':', $word);
-            if ($parts[0] === 'SUM') return self::sum(...array_slice($parts, 1));  // beyond 2^53
             if ($parts[0] !== 'MISS') return self::number($word);
-            $row = $this->row($id);  // read after the ticket was received, never before
-            $keys = $this->keys($this->partitionOf(crc32($id)), 'base');
-            $this->read('cached_seed', $keys, [$this->ask()['settings']['retain'], '', $id, $parts[1], $row]);
+            $row = $this->row($id) ?? '-';  // read after the ticket was received, never before
+            $partition = $this->partitionOf(crc32($id));
+            $keys = [$this->fence($partition)[0], ...$this->keys($partition, 'base')];
+            $seeded = $this->read('cached_seed', $keys, ['', $id, $parts[1], $row])[1];
+            if ($seeded === 'NOROW' || $seeded === 'BEYOND') throw new NotCounted($seeded);
         }
         throw new NotCounted('MISS', 'the counter was deleted whenever its row was read', isTemporary: true);
     }
 
-    private function row(string $id): int {
-        if ($this->readRow === null) return $this->exactValues([$id])[0];
+    private function row(string $id): ?int {
+        if ($this->readRow === null) return $this->findValues([$id])[0];
         try {
             return ($this->readRow)($id);
         } catch (Throwable $error) {

@@ -69,9 +69,9 @@ final class Counterfoil {
     /**
      * Returns a family of counters whose changes return the new value.
      *
-     * @param ?Closure(string): int $readRow must not read in an open transaction, whose snapshot may be old: the counter
+     * @param ?Closure(string): ?int $readRow must not read in an open transaction, whose snapshot may be old: the counter
      *     would forget hits. It is for an application that cannot reach a daemon, and returns the value of an id's row on
-     *     the primary, 0 if there is none
+     *     the primary, null if there is none
      */
     public function cached(string $family, ?Closure $readRow = null): Cached {
         $cached = $this->open(Cached::class, $family);

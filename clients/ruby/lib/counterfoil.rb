@@ -75,7 +75,7 @@ class Counterfoil
     raise Misconfigured.new("read_row", "needs a daemon, or a block that reads a row") if !read_row && !block && @daemons.none?
 
     found = family("cached", family)
-    Cached.new(found, @daemons, read_row || block || ->(id) { @daemons.value(found, id) })
+    Cached.new(found, @daemons, read_row || block || ->(id) { @daemons.find(found, [id])[0] })
   end
 
   # @return [Series]

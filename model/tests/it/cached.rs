@@ -55,6 +55,45 @@ fn a_ticket_that_ends_before_its_seed() {
     });
 }
 
+/// A stock that is sold out until another application refills it.
+fn sold_out(crash: Crash) -> Cached {
+    Cached {
+        outside_writer: true,
+        sold_out: true,
+        ..Cached::new(crash)
+    }
+}
+
+#[test]
+fn a_counter_that_is_sold_out_and_refilled() {
+    passes(sold_out(Crash::ToLastFsync));
+    passes(sold_out(Crash::Emptied));
+    passes(sold_out(Crash::SetBack));
+}
+
+#[test]
+fn a_refusal_is_not_based_on_an_old_row() {
+    breaks(
+        Cached {
+            mistake: Some(Mistake::RefuseFromOldRow),
+            ..sold_out(Crash::ToLastFsync)
+        },
+        "a refusal is not based on an old row",
+    );
+}
+
+#[test]
+fn a_row_is_read_again_only_while_nothing_is_pending() {
+    breaks(
+        Cached {
+            mistake: Some(Mistake::ReadAgainWhilePending),
+            hits: 3,
+            ..sold_out(Crash::ToLastFsync)
+        },
+        "a value contains no hit twice",
+    );
+}
+
 fn two_counters(crash: Crash) -> Cached {
     Cached {
         counters: 2,

@@ -73,6 +73,7 @@ impl Known {
             family,
             number: self.number,
             database: self.database,
+            range: i64::MIN..=i64::MAX,
         }
     }
 }

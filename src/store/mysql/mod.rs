@@ -22,6 +22,7 @@ pub(crate) mod statement;
 pub(crate) mod target;
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -167,11 +168,25 @@ impl MysqlStore {
 
     async fn register_with(&self, family: &Family, again: bool) -> Result<Registered> {
         self.ensure_tables().await?;
-        self.target(family).await?;
+        let range = self.target(family).await?.range.clone();
+        family.check_bounds(&range)?;
         if family.is_cached() {
             self.leave_replica().await?;
         }
-        families::register(&self.primary, family, again).await
+        let registered = families::register(&self.primary, family, again).await?;
+        Ok(Registered {
+            range,
+            ..registered
+        })
+    }
+
+    /// Completes a cached family that was read. Without its table it has the range of an i64.
+    async fn learn_range(&self, known: &mut Registered) {
+        if known.family.is_cached()
+            && let Ok(range) = self.range(&known.family).await
+        {
+            known.range = range;
+        }
     }
 
     /// Returns the number of statements that this store and its clones have sent, as the server
@@ -238,17 +253,32 @@ impl Store for MysqlStore {
         if self.creates_tables {
             self.ensure_tables().await?;
         }
-        families::list(&self.primary).await
+        let mut families = families::list(&self.primary).await?;
+        for (_, registered) in &mut families {
+            if let Ok(known) = registered {
+                self.learn_range(known).await;
+            }
+        }
+        Ok(families)
+    }
+
+    async fn range(&self, family: &Family) -> Result<RangeInclusive<i64>> {
+        Ok(self.target(family).await?.range.clone())
     }
 
     async fn find(&self, name: &str) -> Result<Option<Registered>> {
         if self.creates_tables {
             self.ensure_tables().await?;
         }
-        families::find(&self.primary, name).await
+        let mut found = families::find(&self.primary, name).await?;
+        if let Some(known) = &mut found {
+            self.learn_range(known).await;
+        }
+        Ok(found)
     }
 
     async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
+        after.check_bounds(&self.range(after).await?)?;
         families::reconfigure(&self.primary, before, after).await
     }
 

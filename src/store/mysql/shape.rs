@@ -2,6 +2,7 @@
 //! counts could get lost.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use indexmap::IndexMap;
 
@@ -18,6 +19,8 @@ pub struct Shape {
     pub keys: Vec<Storage>,
     /// `true` if the value column refuses negative numbers.
     pub unsigned: bool,
+    /// The values of the value column, as far as they are valid i64s.
+    pub range: RangeInclusive<i64>,
     /// `true` if a column other than the key columns has AUTO_INCREMENT.
     pub is_numbered: bool,
     /// `true` if the value column may be NULL, which counts as 0.
@@ -89,6 +92,7 @@ impl Shape {
             index: "PRIMARY".to_owned(),
             keys: vec![Storage::Plain, Storage::Bytes],
             unsigned: false,
+            range: i64::MIN..=i64::MAX,
             is_numbered: false,
             nullable: false,
         }
@@ -258,6 +262,7 @@ impl Definition<'_> {
             index: index.clone(),
             keys: storages,
             unsigned: value.unsigned,
+            range: value.range(),
             is_numbered: columns
                 .any(|(name, column)| column.auto_increment && !keys.contains(name)),
             nullable: value.nullable,
@@ -310,6 +315,22 @@ impl Column {
             self.data_type.as_str(),
             "tinyint" | "smallint" | "mediumint" | "int" | "bigint"
         )
+    }
+
+    /// Returns the values of an integer column, as far as they are valid i64s.
+    fn range(&self) -> RangeInclusive<i64> {
+        let bits = match self.data_type.as_str() {
+            "tinyint" => 8,
+            "smallint" => 16,
+            "mediumint" => 24,
+            "int" => 32,
+            _ => 64,
+        };
+        let highest = i64::MAX >> (64 - bits);
+        if !self.unsigned {
+            return -highest - 1..=highest;
+        }
+        0..=highest.saturating_mul(2).saturating_add(1)
     }
 
     fn characters(&self) -> Storage {

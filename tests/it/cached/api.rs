@@ -135,14 +135,15 @@ async fn concurrent_misses_of_an_id_query_the_database_once() {
 }
 
 #[tokio::test]
-async fn both_ends_of_i64_are_reached_and_not_passed() {
+async fn both_ends_are_reached_and_not_passed() {
     let (pair, values) = Pair::of(family("values")).await;
-    for (id, end, beyond) in [("top", i64::MAX, 1), ("bottom", i64::MIN, -1)] {
+    let most = (1 << 53) - 1;
+    for (id, end, beyond) in [("top", most, 1), ("bottom", -most, -1)] {
         let refused = OutOfRange(Some(end));
         assert_eq!(counted(values.set(id, end).await.unwrap()), end);
         assert_eq!(values.incr(id, beyond).await.unwrap(), refused);
-        // the difference does not fit in the row's delta
-        assert_eq!(values.set(id, -2 * beyond).await.unwrap(), refused);
+        assert_eq!(values.incr(id, i64::MAX).await.unwrap(), refused);
+        assert_eq!(values.incr(id, i64::MIN).await.unwrap(), refused);
         assert_eq!(values.count(id, -beyond).await, end - beyond);
         assert_eq!(values.count(id, beyond).await, end);
         pair.drain().await;
@@ -150,6 +151,121 @@ async fn both_ends_of_i64_are_reached_and_not_passed() {
         assert_eq!(values.value(id).await, end);
         assert_eq!(values.incr(id, beyond).await.unwrap(), refused);
     }
+}
+
+#[tokio::test]
+async fn a_row_beyond_what_a_counter_can_have_is_refused_until_it_is_back() {
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE big (id BIGINT UNSIGNED NOT NULL PRIMARY KEY, n BIGINT NOT NULL)")
+        .await;
+    let big = Table::upsert("big").key("id", KeyType::Unsigned).value("n");
+    let values = pair.open(family("values").table(big)).await;
+    assert_eq!(values.count("1", 1).await, 1);
+    for beyond in [1_i64 << 53, -(1 << 53), i64::MAX] {
+        pair.sql(&format!(
+            "REPLACE INTO big VALUES (1, {beyond}), (2, {beyond})"
+        ))
+        .await;
+        refused(values.incr("2", 1).await, ErrorKind::Range, "2^53");
+        refused(values.get("2").await, ErrorKind::Range, "2^53");
+        refused(values.peek_many(["1", "2"]).await, ErrorKind::Range, "2^53");
+        // the save of the first counter finds it, too
+        let _ = values.incr("1", 1).await;
+        pair.drain().await;
+        refused(values.get("1").await, ErrorKind::Range, "2^53");
+        pair.sql("UPDATE big SET n = 7").await;
+        assert_eq!(values.value("1").await, 7);
+        assert_eq!(values.value("2").await, 7);
+        pair.sql("DELETE FROM big WHERE id = 2").await;
+        pair.redis.does("DEL cf1:{test/values/0}:base cf1:{test/values/1}:base cf1:{test/values/2}:base cf1:{test/values/3}:base").await;
+    }
+}
+
+#[tokio::test]
+async fn the_range_of_the_column_is_a_bound() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE stock (id BIGINT UNSIGNED NOT NULL PRIMARY KEY, n INT UNSIGNED NOT NULL)",
+    )
+    .await;
+    pair.sql("INSERT INTO stock VALUES (1, 1), (2, 4294967294)")
+        .await;
+    let table = || {
+        Table::update("stock")
+            .key("id", KeyType::Unsigned)
+            .value("n")
+    };
+    let stock = pair.open(family("stock").table(table())).await;
+    let mut sold = vec![];
+    for _ in 0..5 {
+        sold.push(stock.incr("1", -1).await.unwrap());
+    }
+    assert_eq!(sold[0], Counted(0));
+    assert_eq!(sold[1..], [OutOfRange(Some(0)); 4]);
+    assert_eq!(stock.count("2", 1).await, 4_294_967_295);
+    assert_eq!(
+        stock.incr("2", 1).await.unwrap(),
+        OutOfRange(Some(4_294_967_295))
+    );
+    assert_eq!(stock.incr("3", 1).await.unwrap(), Outcome::NoRow);
+    pair.drain().await;
+    assert_eq!(
+        pair.number("SELECT CAST(COUNT(*) AS SIGNED) FROM counterfoil_rejects")
+            .await,
+        0
+    );
+
+    for (bounded, column) in [
+        (
+            family("other").min(-1),
+            "min -1 is not a value of column n, 0 to 4294967295",
+        ),
+        (family("other").max(1 << 32), "max 4294967296 is not"),
+    ] {
+        refused(
+            pair.counterfoil.open(bounded.table(table())).await,
+            Mismatch,
+            column,
+        );
+    }
+}
+
+#[tokio::test]
+async fn without_its_guard_a_stock_that_was_refilled_stays_sold_out() {
+    take_out(Some(Guard::OldRow));
+    let pair = Pair::new().await;
+    let votes = items(&pair, family("votes").min(0)).await;
+    assert_eq!(votes.incr("1", -1).await.unwrap(), OutOfRange(Some(0)));
+    pair.sql("UPDATE item SET vote_count = 10").await;
+    tokio::time::sleep(millis(1500)).await;
+    assert_eq!(votes.incr("1", -1).await.unwrap(), OutOfRange(Some(0)));
+    take_out(None);
+}
+
+#[tokio::test]
+async fn a_stock_that_was_refilled_is_sold_a_second_later() {
+    let pair = Pair::new().await;
+    let votes = items(&pair, family("votes").min(0)).await;
+    pair.sql("UPDATE item SET vote_count = 1").await;
+    assert_eq!(votes.count("1", -1).await, 0);
+    pair.drain().await;
+    assert_eq!(votes.incr("1", -1).await.unwrap(), OutOfRange(Some(0)));
+    pair.sql("UPDATE item SET vote_count = 10").await;
+    let refilled = Instant::now();
+    while votes.incr("1", -1).await.unwrap() == OutOfRange(Some(0)) {
+        tokio::time::sleep(millis(20)).await;
+    }
+    assert!(refilled.elapsed() < secs(2), "{:?}", refilled.elapsed());
+    assert_eq!(votes.value("1").await, 9);
+    // a counter that stays sold out takes a row read a second, however many ask
+    assert_eq!(counted(votes.set("1", 0).await.unwrap()), 0);
+    pair.drain().await;
+    let statements = pair.mysql().statements();
+    let asked = Instant::now();
+    while asked.elapsed() < millis(2500) {
+        assert_eq!(votes.incr("1", -1).await.unwrap(), OutOfRange(Some(0)));
+    }
+    assert!(pair.mysql().statements() - statements <= 3);
 }
 
 #[tokio::test]

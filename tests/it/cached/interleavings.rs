@@ -8,7 +8,7 @@
 //! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the
 //! number of times that it contains that increment. The test controls the time.
 
-use counterfoil::test_hooks::{Counted, Retention, Seed, Ticket, retention};
+use counterfoil::test_hooks::{Counted, Seed, Ticket};
 
 use crate::support::interleaving::*;
 use crate::support::*;
@@ -19,8 +19,8 @@ const LONG: u64 = 31_000;
 /// The counters. The first two share a partition.
 const IDS: [&str; 3] = ["a", "b", "page/é"];
 const CLIENTS: usize = 3;
-/// The most increments of a case: an i64 cannot hold 4^31 twice.
-const TOKENS: usize = 31;
+/// The most increments of a case: a counter's value, below 2^53, cannot hold 4^26 twice.
+const TOKENS: usize = 26;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -235,7 +235,6 @@ struct World<'s, S> {
     stage: Stage<'s, ConnectionManager>,
     database: Database<'s, S>,
     family: FamilyBuilder<CachedCounters>,
-    retention: Retention,
     without: Option<Guard>,
     clients: Vec<Writer<Call>>,
     /// Every call that was sent.
@@ -271,7 +270,6 @@ impl<'s, S: Store + Clone> World<'s, S> {
             .retain(millis(RETAIN))
             .durability(crashes.durability());
         let family = cached.build().unwrap();
-        let retention = retention(&family).unwrap().clone();
         let registered = database.store.register(&family).await.unwrap();
         // the reader's calls use the server's clock
         let now = u64::try_from(unix(SystemTime::now()) * 1000).unwrap();
@@ -282,7 +280,6 @@ impl<'s, S: Store + Clone> World<'s, S> {
         stage.note_length();
         World {
             database,
-            retention,
             family: cached,
             without,
             clients: stage.writers(CLIENTS),
@@ -426,12 +423,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let partition = self.stage.partition(self.stage.partition_of(ids[0]));
         let home = self.stage.partition(0);
         Ok(partition
-            .incr(
-                &self.retention,
-                key.fence(&home),
-                seeds,
-                ids.iter().copied().zip(deltas),
-            )
+            .incr(key.fence(&home), seeds, ids.iter().copied().zip(deltas))
             .await?)
     }
 
@@ -558,7 +550,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         if self
             .stage
             .partition(batch.partition)
-            .saved(&self.retention, batch.id, &marks)
+            .saved(batch.id, &marks)
             .await?
             .is_none()
         {
@@ -595,10 +587,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     async fn delete(&self, number: u32, id: Option<usize>) -> Checked {
-        let partition = self.stage.partition(number);
+        let (partition, home) = (self.stage.partition(number), self.stage.partition(0));
         match id.filter(|&id| self.partition_of(id) == number) {
-            Some(id) => drop(partition.delete(&[IDS[id]]).await?),
-            None => drop(partition.delete_due(0, 1000).await?),
+            Some(id) => drop(partition.delete(home.keys(), &[IDS[id]]).await?),
+            None => drop(partition.delete_due(home.keys(), 0, 1000).await?),
         }
         Ok(())
     }

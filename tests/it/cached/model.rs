@@ -2,7 +2,6 @@
 //! reference written from the scripts' headers. No ticket may be given out twice.
 
 use proptest::collection::vec;
-use proptest::option::weighted;
 use proptest::sample::{select, subsequence};
 use redis::Value;
 
@@ -15,12 +14,16 @@ const PARTITIONS: [[&str; 4]; 2] = [
     ["other:base", "other:buffer", "other:batch", "other:meta"],
 ];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
-const TICKET_MS: u64 = 300;
+const TICKET_MS: u64 = 30_000;
 const RETAIN_MS: [u64; 4] = [1, 500, 500, 2000];
+/// The age from which a base does not refuse a change, unless something is pending.
+const OLD_MS: i64 = 1000;
+/// The size that values, changes and what is pending stay below.
+const LIMIT: i128 = 1 << 53;
 
 #[derive(Clone, Debug, Default)]
 struct Held {
-    /// The bases by id, with the times from which they may be deleted.
+    /// The bases by id, with the times at which they were written.
     bases: BTreeMap<&'static str, (u64, Base)>,
     rest: Partition,
 }
@@ -33,30 +36,28 @@ enum Base {
 
 #[derive(Clone, Debug)]
 enum Own {
-    Incr(Called, Bounds, Vec<Group>),
+    Incr(Called, Vec<Group>),
+    /// Changes the settings.
+    Configure(Bounds, u64),
     /// A call on one of the partitions.
     Of(usize, Call),
 }
 
-type Bounds = (Option<i64>, Option<i64>);
+type Bounds = (i64, i64);
 
 /// The changes of a call in one partition.
 type Group = (usize, Vec<(usize, Update)>);
 
 #[derive(Clone, Debug)]
 enum Call {
-    Seed {
-        retain_ms: u64,
-        seeds: Vec<(usize, Which, i64)>,
-    },
+    Seed(Vec<(usize, Which, i64)>),
     Get {
-        ticket_ms: &'static str,
+        makes_tickets: bool,
         ids: Vec<usize>,
     },
     Batch(BatchCall),
     Saved {
         which: Which,
-        retain_ms: u64,
         /// A number, "-" or "beyond".
         rows: Vec<(usize, String)>,
     },
@@ -83,24 +84,30 @@ impl Update {
         }
     }
 
-    /// Returns value and pending delta after the change.
-    fn apply(self, value: i64, waiting: i64, (low, high): Bounds) -> Option<(i64, i64)> {
+    /// Returns value and pending delta after the change, if it may be made.
+    fn apply(self, settled: i128, waiting: i128, (low, high): Bounds) -> Option<(i128, i128)> {
+        let value = settled + waiting;
         let (delta, falls, rises) = match self {
-            Update::Add(delta) => (delta, delta < 0, delta > 0),
-            Update::Set(goal) => (goal.checked_add(value.checked_neg()?)?, true, true),
+            Update::Add(delta) => (delta.into(), delta < 0, delta > 0),
+            Update::Set(goal) => (i128::from(goal) - value, true, true),
         };
-        let (after, pending) = (value.checked_add(delta)?, waiting.checked_add(delta)?);
-        let is_out = (falls && low.is_some_and(|low| after < low))
-            || (rises && high.is_some_and(|high| after > high));
-        (!is_out).then_some((after, pending))
+        let (after, pending) = (value + delta, waiting + delta);
+        let is_out = (falls && after < low.into()) || (rises && after > high.into());
+        let are_small = [settled, delta, after, pending].into_iter().all(is_small);
+        (!is_out && are_small).then_some((after, pending))
     }
 }
 
+fn is_small(number: i128) -> bool {
+    number.abs() < LIMIT
+}
+
 impl Held {
-    /// Returns base, batch and buffer of a counter.
-    fn parts(&self, base: i64, id: &str) -> [i64; 3] {
-        let delta = |deltas: &BTreeMap<String, i64>| deltas.get(id).copied().unwrap_or(0);
-        [base, delta(&self.rest.batch), delta(&self.rest.buffer)]
+    /// Returns base and batch of a counter, and the buffer.
+    fn parts(&self, base: i64, id: &str) -> (i128, i128) {
+        let delta = |deltas: &BTreeMap<String, i64>| deltas.get(id).copied().unwrap_or(0).into();
+        let batch: i128 = delta(&self.rest.batch);
+        (i128::from(base) + batch, delta(&self.rest.buffer))
     }
 
     fn incr(
@@ -111,16 +118,16 @@ impl Held {
         ticket: &str,
     ) -> Vec<String> {
         let (mut words, mut counted) = (vec![], 0);
-        let held = self.bases.clone();
         for &(id, change) in pairs {
             let Some(&id) = IDS.get(id) else {
                 words.push("BADID".into());
                 continue;
             };
-            let base = match held.get(id) {
-                Some((_, Base::Row(base))) => *base,
+            let (at, base) = match self.bases.get(id) {
+                Some((at, Base::Row(base))) => (*at, *base),
                 Some((_, Base::Ticket(stored))) => {
-                    words.push(self.miss(now, id, stored));
+                    let stored = stored.clone();
+                    words.push(self.miss(now, id, &stored));
                     continue;
                 }
                 None => {
@@ -128,19 +135,23 @@ impl Held {
                     continue;
                 }
             };
-            let [_, batch, waiting] = self.parts(base, id);
-            let value = base
-                .checked_add(batch)
-                .and_then(|sum| sum.checked_add(waiting));
-            let changed = value.map(|value| (value, change.apply(value, waiting, bounds)));
-            words.push(match changed {
-                None => "BADSTATE".into(),
-                Some((value, None)) => format!("RANGE:{value}"),
-                Some((_, Some((after, pending)))) => {
-                    self.rest.buffer.insert(id.into(), pending);
-                    counted += 1;
-                    after.to_string()
-                }
+            let (settled, waiting) = self.parts(base, id);
+            if let Some((after, pending)) = change.apply(settled, waiting, bounds) {
+                let pending = i64::try_from(pending).unwrap();
+                self.rest.buffer.insert(id.into(), pending);
+                counted += 1;
+                words.push(after.to_string());
+                continue;
+            }
+            let value = settled + waiting;
+            let is_pending = self.rest.buffer.contains_key(id) || self.rest.batch.contains_key(id);
+            let age = now.cast_signed() - at.cast_signed();
+            words.push(if !is_small(settled) || !is_small(value) {
+                "BEYOND".into()
+            } else if !is_pending && !(0..=OLD_MS).contains(&age) {
+                self.miss(now, id, ticket)
+            } else {
+                format!("RANGE:{value}")
             });
         }
         if counted > 0 {
@@ -151,23 +162,18 @@ impl Held {
 
     /// Stores the ticket, or extends the life of the stored one.
     fn miss(&mut self, now: u64, id: &'static str, ticket: &str) -> String {
-        self.bases
-            .insert(id, (now + TICKET_MS, Base::Ticket(ticket.into())));
+        self.bases.insert(id, (now, Base::Ticket(ticket.into())));
         format!("MISS:{ticket}")
     }
 
-    fn seed(
-        &mut self,
-        now: u64,
-        retain_ms: u64,
-        id: &'static str,
-        ticket: &str,
-        row: i64,
-    ) -> &'static str {
+    fn seed(&mut self, now: u64, id: &'static str, ticket: &str, row: i64) -> &'static str {
         match self.bases.get(id) {
             Some((_, Base::Row(_))) => "HELD",
             Some((_, Base::Ticket(stored))) if stored == ticket => {
-                self.bases.insert(id, (now + retain_ms, Base::Row(row)));
+                if !is_small(row.into()) {
+                    return "BEYOND";
+                }
+                self.bases.insert(id, (now, Base::Row(row)));
                 "SEEDED"
             }
             _ => "MISS",
@@ -180,27 +186,18 @@ impl Held {
             None if ticket.is_empty() => text("MISS:"),
             None => text(self.miss(now, id, ticket)),
             Some((_, Base::Row(base))) => {
-                let parts @ [base, batch, buffer] = self.parts(*base, id);
-                let size: u128 = parts
-                    .iter()
-                    .map(|part| u128::from(part.unsigned_abs()))
-                    .sum();
-                if size < 1 << 53 {
-                    int(base + batch + buffer)
+                let (settled, waiting) = self.parts(*base, id);
+                let value = settled + waiting;
+                if is_small(settled) && is_small(value) {
+                    int(i64::try_from(value).unwrap())
                 } else {
-                    text(format!("SUM:{base}:{batch}:{buffer}"))
+                    text("BEYOND")
                 }
             }
         }
     }
 
-    fn saved(
-        &mut self,
-        now: u64,
-        named: &[String; 3],
-        retain_ms: u64,
-        rows: &[(usize, String)],
-    ) -> Value {
+    fn saved(&mut self, now: u64, named: &[String; 3], rows: &[(usize, String)]) -> Value {
         if !self.rest.has(named) {
             return reply("STALE", []);
         }
@@ -211,10 +208,11 @@ impl Held {
             }
             let is_ticket = matches!(self.bases.get(id), Some((_, Base::Ticket(_))));
             let is_gone = row == "-" && !self.rest.buffer.contains_key(id);
-            if row == "beyond" || is_ticket || is_gone {
+            let number = row.parse::<i64>().unwrap_or(0);
+            if row == "beyond" || !is_small(number.into()) || is_ticket || is_gone {
                 self.bases.remove(id);
-            } else if let Some((due, Base::Row(base))) = self.bases.get_mut(id) {
-                (*due, *base) = (now + retain_ms, row.parse().unwrap_or(0));
+            } else if let Some((at, Base::Row(base))) = self.bases.get_mut(id) {
+                (*at, *base) = (now, number);
             }
         }
         if self.rest.batch.is_empty() {
@@ -224,11 +222,15 @@ impl Held {
     }
 
     /// Deletes counters, by default those that are due, and returns the words.
-    fn delete(&mut self, now: u64, ids: &[usize]) -> Vec<&'static str> {
+    fn delete(&mut self, now: u64, retain_ms: u64, ids: &[usize]) -> Vec<&'static str> {
+        let is_due = |(at, base): &(u64, Base)| match base {
+            Base::Ticket(_) => at + TICKET_MS <= now,
+            Base::Row(_) => at + retain_ms <= now,
+        };
         let ids: Vec<_> = if ids.is_empty() {
             self.bases
                 .iter()
-                .filter(|(_, (due, _))| *due <= now)
+                .filter(|(_, base)| is_due(base))
                 .map(|(&id, _)| id)
                 .collect()
         } else {
@@ -265,10 +267,18 @@ fn retain_ms() -> impl Strategy<Value = u64> {
     select(&RETAIN_MS[..])
 }
 
-fn incr() -> impl Strategy<Value = Own> {
+fn configure() -> impl Strategy<Value = Own> {
     // the header requires this
-    let bound = || number().prop_filter("is a bound", |bound| bound.unsigned_abs() < 1 << 53);
-    let bounds = (weighted(0.3, bound()), weighted(0.3, bound()));
+    let bound = |none| {
+        let bound = number().prop_filter("is a bound", |bound| is_small((*bound).into()));
+        prop_oneof![7 => Just(none), 3 => bound]
+    };
+    let most = (1 << 53) - 1;
+    (bound(-most), bound(most), retain_ms())
+        .prop_map(|(low, high, retain_ms)| Own::Configure((low, high), retain_ms))
+}
+
+fn incr() -> impl Strategy<Value = Own> {
     let change =
         prop_oneof![4 => number().prop_map(Update::Add), 1 => number().prop_map(Update::Set)];
     let pairs = vec(
@@ -281,21 +291,16 @@ fn incr() -> impl Strategy<Value = Own> {
         ),
         PARTITIONS.len(),
     );
-    let incr = (
-        called((0.0, 0.0)),
-        bounds,
-        subsequence(vec![0, 1], 1..=2),
-        pairs,
-    );
-    incr.prop_map(|(called, bounds, partitions, pairs)| {
-        Own::Incr(called, bounds, partitions.into_iter().zip(pairs).collect())
+    let incr = (called((0.0, 0.0)), subsequence(vec![0, 1], 1..=2), pairs);
+    incr.prop_map(|(called, partitions, pairs)| {
+        Own::Incr(called, partitions.into_iter().zip(pairs).collect())
     })
 }
 
 fn call() -> impl Strategy<Value = Call> {
     let ids = |least| subsequence((0..IDS.len()).collect::<Vec<_>>(), least..=IDS.len());
     let seeds = vec((0..IDS.len(), Which::any(16), number()), 1..6);
-    let get = (select(vec!["", "0", "300", "300"]), vec(0..IDS.len(), 1..5));
+    let get = (any::<bool>(), vec(0..IDS.len(), 1..5));
     let row = prop_oneof![
         8 => number().prop_map(|row| row.to_string()),
         2 => Just("-".to_owned()),
@@ -307,20 +312,21 @@ fn call() -> impl Strategy<Value = Call> {
     let release = Which::any(16).prop_map(|which| BatchCall::Release { which });
     let batch = prop_oneof![5 => Just(BatchCall::FORCED), 2 => fetch, 1 => release];
     prop_oneof![
-        8 => (retain_ms(), seeds).prop_map(|(retain_ms, seeds)| Call::Seed { retain_ms, seeds }),
-        4 => get.prop_map(|(ticket_ms, ids)| Call::Get { ticket_ms, ids }),
+        8 => seeds.prop_map(Call::Seed),
+        4 => get.prop_map(|(makes_tickets, ids)| Call::Get { makes_tickets, ids }),
         8 => batch.prop_map(Call::Batch),
-        6 => (Which::any(16), retain_ms(), ids(1), rows).prop_map(|(which, retain_ms, ids, rows)| {
-            Call::Saved { which, retain_ms, rows: ids.into_iter().zip(rows).collect() }
+        6 => (Which::any(16), ids(1), rows).prop_map(|(which, ids, rows)| {
+            Call::Saved { which, rows: ids.into_iter().zip(rows).collect() }
         }),
         3 => ids(1).prop_map(Call::Delete),
         3 => Just(Call::Delete(vec![])),
     ]
 }
 
-#[derive(Default)]
 struct Cached {
     partitions: [Held; PARTITIONS.len()],
+    bounds: Bounds,
+    retain_ms: u64,
     /// All tickets so far.
     tickets: Vec<String>,
 }
@@ -335,12 +341,13 @@ impl Kind for Cached {
         // often to the moment at which a counter or a ticket is due
         let lives = [&RETAIN_MS[..], &[TICKET_MS]].concat();
         let due = select(lives).prop_map(u64::cast_signed);
-        let clock = prop_oneof![6 => 0..300_i64, 4 => due, 2 => 300..5000_i64, 1 => -300..0_i64, 1 => -5000..0_i64];
+        let clock = prop_oneof![6 => 0..300_i64, 4 => due, 2 => 300..5000_i64, 2 => Just(OLD_MS), 2 => Just(OLD_MS + 1), 1 => -300..0_i64, 1 => -5000..0_i64];
         // mostly the first one, so that later calls meet the results of earlier ones
         prop_oneof![
             16 => clock.prop_map(Step::Clock),
             3 => Just(Step::Epoch),
             24 => incr().prop_map(Step::Own),
+            4 => configure().prop_map(Step::Own),
             56 => (prop_oneof![3 => Just(0), 1 => Just(1_usize)], call())
             .prop_map(|(at, call)| Own::Of(at, call)).prop_map(Step::Own),
             1 => Just(Step::Forget),
@@ -349,9 +356,14 @@ impl Kind for Cached {
     }
 
     fn begin(frame: &mut Frame) -> Checked<Self> {
-        let mut cached = Cached::default();
-        let first = ("meta", &mut cached.partitions[0].rest);
-        frame.configure("cached", 1, 1000, [first])?;
+        let mut cached = Cached {
+            partitions: Default::default(),
+            bounds: (0, 0),
+            retain_ms: 0,
+            tickets: vec![],
+        };
+        let most = (1 << 53) - 1;
+        cached.configure(frame, (-most, most), RETAIN_MS[1])?;
         frame.epoch("cached", "1")?;
         Ok(cached)
     }
@@ -366,7 +378,8 @@ impl Kind for Cached {
 
     fn step(&mut self, frame: &mut Frame, step: &Own) -> Checked {
         match step {
-            Own::Incr(called, bounds, groups) => self.incr(frame, called, *bounds, groups),
+            Own::Incr(called, groups) => self.incr(frame, called, groups),
+            Own::Configure(bounds, retain_ms) => self.configure(frame, *bounds, *retain_ms),
             Own::Of(at, call) => self.call(frame, *at, call),
         }
     }
@@ -374,9 +387,9 @@ impl Kind for Cached {
     fn keys(&self) -> Keys {
         let of_partition = |(kinds, held): (&[&str; 4], &Held)| {
             let [base, buffer, batch, meta] = *kinds;
-            let text = |(due, base): &(u64, Base)| match base {
-                Base::Ticket(ticket) => format!("{due:013} ticket {ticket}"),
-                Base::Row(row) => format!("{due:013} {row}"),
+            let text = |(at, base): &(u64, Base)| match base {
+                Base::Ticket(ticket) => format!("{at:013} ticket {ticket}"),
+                Base::Row(row) => format!("{at:013} {row}"),
             };
             let bases = held
                 .bases
@@ -418,16 +431,20 @@ impl Cached {
         Ok(())
     }
 
-    fn incr(
-        &mut self,
-        frame: &mut Frame,
-        called: &Called,
-        bounds: Bounds,
-        groups: &[Group],
-    ) -> Checked {
-        let bound = |bound: Option<i64>| bound.map_or(String::new(), |bound| bound.to_string());
+    fn configure(&mut self, frame: &mut Frame, bounds: Bounds, retain_ms: u64) -> Checked {
+        (self.bounds, self.retain_ms) = (bounds, retain_ms);
+        let settings = [
+            ("min", bounds.0.to_string()),
+            ("max", bounds.1.to_string()),
+            ("retain", retain_ms.to_string()),
+        ];
+        let first = ("meta", &mut self.partitions[0].rest);
+        frame.configure_with("cached", 1, &settings, [first])
+    }
+
+    fn incr(&mut self, frame: &mut Frame, called: &Called, groups: &[Group]) -> Checked {
         let mut keys = FENCE.map(str::to_owned).to_vec();
-        let mut args = vec![TICKET_MS.to_string(), bound(bounds.0), bound(bounds.1)];
+        let mut args = vec![];
         for (partition, pairs) in groups {
             keys.extend(PARTITIONS[*partition].map(str::to_owned));
             args.push(pairs.len().to_string());
@@ -445,7 +462,7 @@ impl Cached {
             args,
             dup: record,
         };
-        let (tickets, mut ticket) = (&self.tickets, String::new());
+        let (tickets, mut ticket, bounds) = (&self.tickets, String::new(), self.bounds);
         frame.count(
             counting,
             &sent,
@@ -480,16 +497,15 @@ impl Cached {
         let now_ms = now.to_string();
         let names = |ids: &[usize]| ids.iter().map(|&id| IDS[id].to_owned()).collect::<Vec<_>>();
         match call {
-            Call::Seed { retain_ms, seeds } => self.seed(frame, at, *retain_ms, seeds)?,
-            Call::Get { ticket_ms, ids } => {
+            Call::Seed(seeds) => self.seed(frame, at, seeds)?,
+            Call::Get { makes_tickets, ids } => {
                 let args = [
-                    vec![(*ticket_ms).to_owned(), now_ms, frame.salt()],
+                    vec![u8::from(*makes_tickets).to_string(), now_ms, frame.salt()],
                     names(ids),
                 ]
                 .concat();
                 let got = frame.call("cached_get", &[base, buffer, batch], &args)?;
-                let makes_tickets = *ticket_ms == TICKET_MS.to_string();
-                let ticket = new_ticket(Some(&got).filter(|_| makes_tickets), &self.tickets);
+                let ticket = new_ticket(Some(&got).filter(|_| *makes_tickets), &self.tickets);
                 let held = &mut self.partitions[at];
                 let values: Vec<_> = ids
                     .iter()
@@ -501,28 +517,25 @@ impl Cached {
             Call::Batch(call) => {
                 frame.batch_call(&mut self.partitions[at].rest, [buffer, batch, meta], call)?;
             }
-            Call::Saved {
-                which,
-                retain_ms,
-                rows,
-            } => {
+            Call::Saved { which, rows } => {
                 let held = &mut self.partitions[at];
                 let pairs = rows
                     .iter()
                     .flat_map(|(id, row)| [IDS[*id].to_owned(), row.clone()]);
                 let named = held.rest.named(*which);
-                let mut args = [&named[..], &[retain_ms.to_string(), now_ms]].concat();
+                let mut args = [&named[..], &[now_ms]].concat();
                 args.extend(pairs);
                 prop_assert_eq!(
                     frame.call("cached_saved", keys, &args)?,
-                    held.saved(now, &named, *retain_ms, rows)
+                    held.saved(now, &named, rows)
                 );
             }
             Call::Delete(ids) => {
                 let args = [vec!["0".into(), "1".into(), now_ms], names(ids)].concat();
-                let got = frame.call("cached_delete", &[base, buffer, batch], &args)?;
+                let keys = [FENCE[0], base, buffer, batch];
+                let got = frame.call("cached_delete", &keys, &args)?;
                 let mut got = words(&got);
-                let mut expected = self.partitions[at].delete(now, ids);
+                let mut expected = self.partitions[at].delete(now, self.retain_ms, ids);
                 if ids.is_empty() {
                     got[2..].sort_unstable();
                     expected.sort_unstable();
@@ -534,15 +547,9 @@ impl Cached {
         Ok(())
     }
 
-    fn seed(
-        &mut self,
-        frame: &mut Frame,
-        at: usize,
-        retain_ms: u64,
-        seeds: &[(usize, Which, i64)],
-    ) -> Checked {
+    fn seed(&mut self, frame: &mut Frame, at: usize, seeds: &[(usize, Which, i64)]) -> Checked {
         let held = &mut self.partitions[at];
-        let (mut tickets, mut args) = (vec![], vec![retain_ms.to_string(), frame.now.to_string()]);
+        let (mut tickets, mut args) = (vec![], vec![frame.now.to_string()]);
         for &(id, which, row) in seeds {
             let stored = match held.bases.get(IDS[id]) {
                 Some((_, Base::Ticket(ticket))) => Some(ticket),
@@ -557,11 +564,12 @@ impl Cached {
             args.extend([IDS[id].into(), ticket.clone(), row.to_string()]);
             tickets.push(ticket);
         }
-        let got = frame.call("cached_seed", &PARTITIONS[at][..1], &args)?;
+        let keys = [FENCE[0], PARTITIONS[at][0]];
+        let got = frame.call("cached_seed", &keys, &args)?;
         let seeded = seeds
             .iter()
             .zip(&tickets)
-            .map(|(&(id, _, row), ticket)| held.seed(frame.now, retain_ms, IDS[id], ticket, row));
+            .map(|(&(id, _, row), ticket)| held.seed(frame.now, IDS[id], ticket, row));
         prop_assert_eq!(got, reply("OK", seeded.map(text)));
         Ok(())
     }

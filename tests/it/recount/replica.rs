@@ -1,7 +1,7 @@
 //! Recounts with a replica that lags.
 
 use counterfoil::recount::Source;
-use counterfoil::test_hooks::{CutBatch, Partition, retention};
+use counterfoil::test_hooks::{CutBatch, Partition};
 use sqlx::mysql::MySqlPoolOptions;
 
 use super::{WITHIN, saves};
@@ -81,8 +81,7 @@ async fn a_batch_that_is_partly_saved_is_not_counted_again() {
         deltas,
     });
     pair.mysql().apply(&[batch], None).await.unwrap();
-    let retention = retention(votes.family()).unwrap();
-    let saved = partition.saved(retention, id, &[(b"1", Some(1))]).await;
+    let saved = partition.saved(id, &[(b"1", Some(1))]).await;
     assert_eq!(saved.unwrap(), Some(1));
 
     let recount = counterfoil.recount(&votes).source(saves()).within(WITHIN);

@@ -31,7 +31,8 @@ pub use counterfoil::store::{
     Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
 };
 pub use counterfoil::test_hooks::{
-    Cut, Dropped, Fence, FetchReply, Guard, LastCut, PairResult, RotateReply, Update, take_out,
+    Cut, Destination, Dropped, Fence, FetchReply, Guard, LastCut, PairResult, RotateReply, Update,
+    take_out,
 };
 pub use counterfoil::{
     Activity, BufferedCounters, CachedCounters, Cluster, Connection, Counterfoil, Day, Durability,
@@ -426,7 +427,10 @@ pub async fn epoch(home: &counterfoil::test_hooks::Partition, family: &Family) -
     loop {
         match home.epochs(family, "").await? {
             Some(epochs) => return Ok(epochs.now.to_string()),
-            None => home.configure(family, "", 0..family.partitions()).await?,
+            None => {
+                let to = &Destination::UNKNOWN;
+                home.configure(family, to, 0..family.partitions()).await?;
+            }
         }
     }
 }

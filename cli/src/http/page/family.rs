@@ -191,7 +191,14 @@ async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Prob
         html! { (number(now.views)) " views by " (visitors) " visitors now" }
     } else {
         let values = family.values(&[id.to_owned()]).await?;
-        html! { @for value in values { (number(value)) } }
+        html! {
+            @for value in values {
+                @match value {
+                    Some(value) => (number(value)),
+                    None => "no row",
+                }
+            }
+        }
     };
     Ok(html! { p { (foreign(id)) ": " output id="value" { (value) } } })
 }

@@ -175,6 +175,10 @@ impl Play<'_> {
                 let done: Option<redis::Value> = self.stage.ask(&command).await;
                 done.ok_or(format!("{step:?} failed"))?;
             }
+            Step::Sql { sql } => {
+                let statement = sql.replace("NAMESPACE", &self.namespace);
+                self.stage.site.sql(&statement).await;
+            }
             Step::Client { client } => self.client(*client, going).await?,
             Step::Clock { clock } => self.set_clock(*clock),
             Step::Pending { pending } => {
@@ -227,7 +231,7 @@ impl Play<'_> {
         let split = call.call.split_once('.');
         let (family, method) = split.ok_or(format!("{} has no method", call.call))?;
         let kind = match family {
-            "votes" | "files" => "cached",
+            "votes" | "files" | "stock" => "cached",
             "hits" => "series",
             "readers" => "activity",
             "daily" => "visitors",

@@ -96,6 +96,10 @@ pub enum Step {
     Command {
         command: Vec<String>,
     },
+    /// Sends a statement to MySQL, likewise.
+    Sql {
+        sql: String,
+    },
     Client {
         client: ClientEvent,
     },

@@ -23,11 +23,15 @@ use crate::support::{Daemon, Site, eventually};
 const REPLY: Duration = Duration::from_secs(10);
 
 /// The families in tables of the application, and the columns with id and value.
-const TABLES: [(&str, &str); 3] = [
+const TABLES: [(&str, &str); 4] = [
     ("store_days", "SELECT CONCAT(store_id, '/', day), hits"),
     (
         "files",
         "SELECT LOWER(INSERT(INSERT(INSERT(INSERT(HEX(id), 21, 0, '-'), 17, 0, '-'), 13, 0, '-'), 9, 0, '-')), downloads",
+    ),
+    (
+        "stock",
+        "SELECT CAST(id AS CHAR), CAST(n AS SIGNED) - CAST(n_before AS SIGNED)",
     ),
     ("words", "SELECT CONVERT(word USING utf8mb4), n"),
 ];

@@ -55,7 +55,7 @@ final class Daemons {
                 [$status, $text, $retryAfter] = $this->post($url, $body);
                 $reply = json_decode($text, true);
                 $values = is_array($reply) ? $reply['values'] ?? [] : [];
-                if ($status === 200 && count(array_filter($values, is_int(...))) === $count) {
+                if ($status === 200 && count(array_filter($values, fn(mixed $value): bool => $value === null || is_int($value))) === $count) {
                     $this->first = array_search($url, $this->urls, true);
                     return $values;
                 }

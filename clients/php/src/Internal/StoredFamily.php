@@ -9,6 +9,14 @@ abstract class StoredFamily extends Family {
      * @return list<int> in the order of the ids
      */
     protected function exactValues(array $ids): array {
+        return array_map(fn(?int $value): int => $value ?? 0, $this->findValues($ids));
+    }
+
+    /**
+     * @param list<string> $ids
+     * @return list<?int> null where only the application makes the row of a cached counter, and has not
+     */
+    protected function findValues(array $ids): array {
         return $this->session->daemons->values($this->session, "{$this->session->namespace}/$this->name", $ids);
     }
 

@@ -10,7 +10,6 @@ from ._errors import NotCounted
 from ._family import ROUNDS, D, Words, call, integer, result_of, valid
 from ._value import ExactValues
 
-TICKET_MS = 30_000
 ReadRow = Callable[[str], Any]
 
 
@@ -39,9 +38,6 @@ class Cached(ExactValues[D]):
         """Returns the value, from Redis if it is there."""
         return await self._with_base(id, None)
 
-    def first_args(self, settings: dict[str, Any]) -> list[Any]:
-        return [TICKET_MS, settings.get("min", ""), settings.get("max", "")]
-
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         keys = self.keys(partition, "base", "buffer", "batch", "meta")
         return "cached_incr", keys, [len(changes), *chain(*changes)]
@@ -59,18 +55,22 @@ class Cached(ExactValues[D]):
     async def _get(self, id: str) -> Any:
         partition, _ = await self.channel.described(id)
         keys = self.keys(partition, "base", "buffer", "batch")
-        _, reply = await self.channel.read("cached_get", keys, [TICKET_MS, "", secrets.token_hex(8), id])
+        _, reply = await self.channel.read("cached_get", keys, [1, "", secrets.token_hex(8), id])
         return result_of(reply)
 
     async def _seed(self, id: str, ticket: str) -> None:
         """Reads the row after the ticket was received, and makes its value the base."""
         if self._read_row:
             try:
-                value = integer(await self.client.session.run(self._read_row, id))
+                row = await self.client.session.run(self._read_row, id)
+                value = "-" if row is None else integer(row)
             except Exception as error:
                 raise NotCounted("ROW", f"read_row failed: {error!r}", temporary=True) from error
         else:
-            (value,) = await self.exact([id])
-        partition, description = await self.channel.described(id)
-        args = [description.settings["retain"], "", id, ticket, value]
-        await self.channel.read("cached_seed", self.keys(partition, "base"), args)
+            (row,) = await self.find([id])
+            value = "-" if row is None else row
+        partition, _ = await self.channel.described(id)
+        keys = self.keys(self.channel.home(partition), "calls") + self.keys(partition, "base")
+        _, word = await self.channel.read("cached_seed", keys, ["", id, ticket, value])
+        if word in (b"NOROW", b"BEYOND"):
+            raise NotCounted(word.decode())

@@ -90,7 +90,7 @@ class Client(Generic[D]):
 
         `read_row(id)` is for an application that cannot reach a daemon. It must not read in an open
         transaction, whose snapshot may be old: the counter would forget hits. It reads the value of the row
-        from the primary, 0 where there is none. With asyncio it is a coroutine function, or it runs in a
+        from the primary, `None` where there is none. With asyncio it is a coroutine function, or it runs in a
         thread."""
         return Cached(self, family, read_row)
 

@@ -379,8 +379,6 @@ def result_of(word: Any) -> Any:
     reason, _, value = word.decode().partition(":")
     if reason == "MISS":
         return value
-    if reason == "SUM":  # beyond 2^53
-        return sum(map(int, value.split(":")))
     return NotCounted(reason, value=int(value) if value else None) if reason.isalpha() else int(word)
 
 

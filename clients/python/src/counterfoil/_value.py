@@ -31,12 +31,16 @@ class ExactValues(Family[D]):
         return await self.exact([valid(id) for id in ids])
 
     async def exact(self, ids: list[str]) -> list[int]:
+        return [value or 0 for value in await self.find(ids)]
+
+    async def find(self, ids: list[str]) -> list[int | None]:
+        """Returns None where only the application makes the row of a cached counter, and has not."""
         deadline, values = self.client.deadline(), []
         for start in range(0, len(ids), IDS):
             values += await self._ask(ids[start : start + IDS], deadline)
         return values
 
-    async def _ask(self, ids: list[str], deadline: float) -> list[int]:
+    async def _ask(self, ids: list[str], deadline: float) -> list[int | None]:
         """Asks one daemon after the other, and begins again while none of them is available."""
         client, daemons = self.client, self.client.daemons
         if not daemons.urls:

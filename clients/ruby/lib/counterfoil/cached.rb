@@ -6,10 +6,9 @@ class Counterfoil
   #   votes = counterfoil.cached("votes") { |id| Item.where(id: id).pick(:votes) }
   #   votes.incr("item-1")
   class Cached < Counters
-    TICKET_MS = 30_000
     # A counter without a base, which a row read after the ticket was received provides.
     Miss = Struct.new(:ticket)
-    private_constant :TICKET_MS, :Miss
+    private_constant :Miss
 
     # @param read_row [#call] returns the value of the row of an id on the primary; not in an open transaction
     def initialize(family, daemons, read_row)
@@ -36,7 +35,7 @@ class Counterfoil
     def get(id)
       with_base(id) do |text|
         keys = @family.keys(@family.partition(text), "base", "buffer", "batch")
-        result(@family.read("cached_get", keys, [TICKET_MS, "", SecureRandom.hex(8), text])[1])
+        result(@family.read("cached_get", keys, [1, "", SecureRandom.hex(8), text])[1])
       end
     end
 
@@ -67,13 +66,14 @@ class Counterfoil
     end
 
     def seed(id, ticket)
-      value = @family.integer(@read_row.call(id) || 0)
-      @family.read("cached_seed", @family.keys(@family.partition(id), "base"), [@family.settings["retain"], "", id, ticket, value])
+      row, partition = @read_row.call(id), @family.partition(id)
+      value = row.nil? ? "-" : @family.integer(row)
+      keys = @family.keys(@family.home(partition), "calls") + @family.keys(partition, "base")
+      word = @family.read("cached_seed", keys, ["", id, ticket, value])[1]
+      raise NotCounted.new(word) if %w[NOROW BEYOND].include?(word)
     end
 
     def change(change) = change
-
-    def call_args = [TICKET_MS, @family.settings["min"] || "", @family.settings["max"] || ""]
 
     def add_group(args, items) = items.each_with_object(args << items.size) { |item, list| list << item.id << item.change }
 
@@ -86,7 +86,6 @@ class Counterfoil
       case kind
       when "MISS" then Miss.new(rest)
       when "RANGE" then NotCounted.new("RANGE", "the value stays #{rest}", value: Integer(rest))
-      when "SUM" then rest.split(":").sum { |part| Integer(part) }
       when /[A-Z]/ then NotCounted.new(kind)
       else Integer(kind)
       end

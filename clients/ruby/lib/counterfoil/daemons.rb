@@ -35,7 +35,10 @@ class Counterfoil
     def value(family, id) = values(family, [id])[0]
 
     # @return [Array<Integer>] the exact values in the order of the ids
-    def values(family, ids)
+    def values(family, ids) = find(family, ids).map { |value| value || 0 }
+
+    # @return [Array<Integer, nil>] nil where only the application makes the row of a cached counter, and has not
+    def find(family, ids)
       raise Misconfigured.new("daemon", "values need the option `daemon`") if none?
 
       deadline = Connection.now + @retry_for
@@ -102,7 +105,7 @@ class Counterfoil
       http.start
     end
 
-    # @return [Array<Integer>, nil] nil for a part of a reply, which Net::HTTP returns as well
+    # @return [Array<Integer, nil>, nil] nil for a part of a reply, which Net::HTTP returns as well
     def values_of(text)
       reply = JSON.parse(text)
       reply["values"] if reply.is_a?(Hash)

@@ -170,20 +170,23 @@ impl Family {
         &mut self,
         kind: &str,
         partitions: &str,
-        max_pending: &str,
-        settings: &str,
+        settings: &[(&str, String)],
+        description: &str,
     ) {
         let is = |field, value| self.get(field).is_none_or(|known| known == value);
         if !is("=kind", kind) || !is("=partitions", partitions) {
             self.end_epochs();
         }
         self.set([("=kind", kind), ("=partitions", partitions)]);
+        let names: Vec<_> = settings.iter().map(|(name, _)| *name).collect();
         self.set([
-            ("=max_pending", max_pending),
-            ("=description", settings),
-            ("=settings", "max_pending"),
+            ("=description", description),
+            ("=settings", &names.join(" ")),
             ("=database", ""),
         ]);
+        for (name, value) in settings {
+            self.set([(&format!("={name}"), value)]);
+        }
     }
 
     pub fn end_epochs(&mut self) {

@@ -375,31 +375,35 @@ impl Frame {
         max_pending: usize,
         metas: impl IntoIterator<Item = (&'static str, &'a mut Partition)>,
     ) -> Checked {
+        let settings = [("max_pending", max_pending.to_string())];
+        self.configure_with(kind, partitions, &settings, metas)
+    }
+
+    /// Does the same with these settings of scripts.
+    pub fn configure_with<'a>(
+        &mut self,
+        kind: &str,
+        partitions: u64,
+        settings: &[(&str, String)],
+        metas: impl IntoIterator<Item = (&'static str, &'a mut Partition)>,
+    ) -> Checked {
         let (mut keys, mut parts) = (vec![FENCE[0]], vec![]);
         for (meta, partition) in metas {
             partition.is_known();
             keys.push(meta);
             parts.push((meta, partition));
         }
-        let settings = format!("settings {}", self.salts);
-        let [now, partitions, max_pending] =
-            [self.now + self.ahead, partitions, max_pending as u64].map(|n| n.to_string());
-        let args = [
-            &self.salt(),
-            &now,
-            kind,
-            &partitions,
-            "",
-            &settings,
-            "max_pending",
-            &max_pending,
-        ];
+        let description = format!("settings {}", self.salts);
+        let [now, partitions] = [self.now + self.ahead, partitions].map(|n| n.to_string());
+        let salt = self.salt();
+        let mut args = vec![&*salt, &*now, kind, &*partitions, "", &*description];
+        args.extend(settings.iter().flat_map(|(name, value)| [*name, &**value]));
         prop_assert_eq!(
             self.call("family_configure", &keys, &args)?,
             reply("OK", [])
         );
         self.family
-            .configure(kind, &partitions, &max_pending, &settings);
+            .configure(kind, &partitions, settings, &description);
         for (meta, partition) in parts {
             self.learn(meta, partition)?;
         }
