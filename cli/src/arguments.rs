@@ -198,6 +198,22 @@ pub enum Command {
         #[command(subcommand)]
         command: Scripts,
     },
+    /// Runs a command, such as the tests of an application, beside a private Redis with the families
+    /// of the configuration, without MySQL. The command finds Redis in COUNTERFOIL_REDIS, and exact
+    /// values at COUNTERFOIL_DAEMON. Without a command it prints both, and waits for Ctrl-C
+    Sandbox {
+        /// The program of Redis
+        #[arg(
+            long,
+            env = "COUNTERFOIL_REDIS_SERVER",
+            default_value = "redis-server",
+            value_name = "PROGRAM"
+        )]
+        redis_server: String,
+        /// The command and its arguments, after `--`
+        #[arg(last = true, value_name = "COMMAND")]
+        command: Vec<String>,
+    },
     /// Prints completions for a shell
     Completions { shell: Shell },
 }

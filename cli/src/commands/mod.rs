@@ -9,6 +9,7 @@ mod privileges;
 mod purge;
 mod recounts;
 mod rejects;
+mod sandbox;
 mod scripts;
 mod servers;
 mod status;
@@ -174,6 +175,10 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Scripts {
             command: Scripts::Load,
         } => scripts::load(&context()?).await,
+        Command::Sandbox {
+            redis_server,
+            command,
+        } => sandbox::run(&context()?, &redis_server, &command).await,
         Command::Completions { shell } => configuration::completions(output, shell),
     }
 }

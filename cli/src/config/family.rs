@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use counterfoil::recount::{RecountIds, Source};
-use counterfoil::{Error, Family, FamilySettings};
+use counterfoil::{Error, ErrorKind, Family, FamilySettings};
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeValue, ValueDeserializer};
@@ -140,6 +140,22 @@ impl FamilyConfig {
     /// Returns the family in one matching namespace, to use what all families of a pattern share.
     pub fn sample(&self) -> Result<Family, Error> {
         self.in_namespace(&self.namespace.replace('*', SAMPLE))
+    }
+
+    /// Returns the same with a table whose rows need not exist, for servers without tables.
+    pub fn with_any_rows(&self) -> Result<Self, Error> {
+        let invalid = |error: serde_json::Error| {
+            Error::new(ErrorKind::InvalidInput, format!("{}: {error}", self.name()))
+        };
+        let mut settings = serde_json::to_value(&self.settings).map_err(invalid)?;
+        if let Some(table) = settings.get_mut("table").filter(|table| table.is_object()) {
+            table["write"] = "upsert".into();
+        }
+        let settings = serde_json::from_value(settings).map_err(invalid)?;
+        Ok(FamilyConfig {
+            settings,
+            ..self.clone()
+        })
     }
 
     pub fn in_namespace(&self, namespace: &str) -> Result<Family, Error> {

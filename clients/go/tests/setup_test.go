@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"encoding"
 	"errors"
 	"fmt"
 	"os"
@@ -131,6 +132,30 @@ func TestFamiliesThatAreNotThere(t *testing.T) {
 	fails(t, err, counterfoil.ErrMisconfigured, "BADKEY")
 	_, err = buffered(t, counters, "views").Value(ctx, "a")
 	fails(t, err, counterfoil.ErrMisconfigured, "no daemon")
+}
+
+func TestAServerWithACertificateOfItsOwn(t *testing.T) {
+	address, authority := os.Getenv("COUNTERFOIL_TEST_TLS"), os.Getenv("COUNTERFOIL_TEST_CA")
+	if address == "" {
+		t.Skip("there is no server with TLS")
+	}
+	refusal := func(options counterfoil.Options) error {
+		options.RetryFor = 4 * time.Second
+		counters, err := counterfoil.Connect(address, namespace, options)
+		must(t, err)
+		defer counters.Close(ctx)
+		_, err = buffered(t, counters, "views").Add(ctx, newID(), 1)
+		return err
+	}
+	err := refusal(counterfoil.Options{})
+	fails(t, err, counterfoil.ErrNotCounted, "no epoch")
+	if !strings.Contains(err.Error(), "TLSCA") {
+		t.Error(err)
+	}
+	fails(t, refusal(counterfoil.Options{TLSCA: authority}), counterfoil.ErrNotCounted, "UNCONFIGURED")
+	fails(t, refusal(counterfoil.Options{TLSNoVerify: true}), counterfoil.ErrNotCounted, "UNCONFIGURED")
+	_, err = counterfoil.Connect("redis://localhost", namespace, counterfoil.Options{TLSNoVerify: true})
+	fails(t, err, counterfoil.ErrMisconfigured, "options")
 }
 
 // prefix is a hook that adds a prefix to keys.

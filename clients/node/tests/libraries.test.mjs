@@ -247,6 +247,22 @@ test('node-redis: a client that is closed for good is an error that says why', a
   await assert.rejects(views.add('page'), (error) => is(Misconfigured, 'CLOSED')(error) && /reconnectStrategy/.test(error.message));
 });
 
+const { COUNTERFOIL_TEST_TLS: tlsAddress, COUNTERFOIL_TEST_CA: tlsCa } = process.env;
+for (const library of LIBRARIES) {
+  test(`${library}: a server with a certificate of its own`, { skip: !tlsAddress }, async () => {
+    const refusal = async (options) => {
+      const counterfoil = await Counterfoil.connect(tlsAddress, namespace, { library, retryFor: 300, timeout: 1000, ...options });
+      const error = await counterfoil.buffered('views').add('page').catch((thrown) => thrown);
+      await counterfoil.close();
+      return `${error.constructor.name} ${error.message}`;
+    };
+    assert.match(await refusal({}), /NotCounted.*tlsCa/);
+    assert.match(await refusal({ tlsCa }), /UNCONFIGURED/);
+    assert.match(await refusal({ tlsVerify: false }), /UNCONFIGURED/);
+    await assert.rejects(Counterfoil.connect('redis://localhost', namespace, { library, tlsCa }), is(Misconfigured, 'OPTIONS'));
+  });
+}
+
 test('something else than a client is an error', () => {
   for (const value of [{}, new Map()]) assert.throws(() => new Counterfoil(value, namespace), is(Misconfigured, 'LIBRARY'));
   assert.throws(() => new Counterfoil({ status: 'ready', options: {}, call() {} }, namespace, { retryFor: 31_000 }), is(Misconfigured, 'OPTIONS'));

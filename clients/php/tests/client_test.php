@@ -776,6 +776,19 @@ return [
             for ($i = 0; $i < 7; $i++) same(2, $views->add("$id/$i"));
         }
     },
+    'a server with a certificate of its own' => function () use ($own) {
+        [$address, $authority] = [getenv('COUNTERFOIL_TEST_TLS'), getenv('COUNTERFOIL_TEST_CA')];
+        if (!$address) return;
+        foreach (['phpredis', 'predis'] as $library) {
+            $add = fn(array $options) => fn() => Counterfoil::connect($address, NS, ...$options
+                + ['library' => $library, 'retryFor' => 0.3])->buffered('views')->add(id());
+            $error = fails(NotCounted::class, 'no connection', $add([]));
+            same(true, str_contains($error->getMessage(), 'tlsCa'), $error->getMessage());
+            fails(NotCounted::class, 'UNCONFIGURED', $add(['tlsCa' => $authority]));
+            fails(NotCounted::class, 'UNCONFIGURED', $add(['tlsVerify' => false]));
+        }
+        fails(Misconfigured::class, 'tlsCa', fn() => Counterfoil::connect('redis://localhost', NS, tlsCa: $authority));
+    },
     'wrong passwords and addresses' => function () {
         fails(Misconfigured::class, 'url', fn() => Counterfoil::connect('http://localhost', NS));
         $away = Counterfoil::connect('unix:///tmp/counterfoil-no-such.sock', NS, retryFor: 0.1);

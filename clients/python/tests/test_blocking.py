@@ -1,5 +1,6 @@
 """The blocking client: processes, threads, redis-py's options, sums."""
 
+import asyncio
 import dis
 import enum
 import gc
@@ -17,6 +18,7 @@ import zlib
 from contextlib import suppress
 from unittest import mock
 
+import counterfoil.asyncio
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -462,6 +464,28 @@ class Library(Case):
             received.clear()
             self.assertRaises(redis.ConnectionError, client.execute_command, name, "script", 0)
             self.assertEqual((name.sends, len(received)), (retries + 1, retries + 1))
+
+
+class Tls(Case):
+    @unittest.skipUnless("COUNTERFOIL_TEST_TLS" in os.environ, "there is no server with TLS")
+    def test_a_server_with_a_certificate_of_its_own(self):
+        address, authority = os.environ["COUNTERFOIL_TEST_TLS"], os.environ["COUNTERFOIL_TEST_CA"]
+        for Client, call in ((Counterfoil, lambda coroutine: coroutine), (counterfoil.asyncio.Counterfoil, asyncio.run)):
+
+            def reason(**options):
+                views = Client.connect(address, NAMESPACE, retry_for=0.3, **options).buffered("views")
+                with self.assertRaises(NotCounted) as raised:
+                    call(views.add("a")) if Client is Counterfoil else call(self.awaited(views))
+                return str(raised.exception)
+
+            self.assertIn("tls_ca", reason())
+            for options in ({"tls_ca": authority}, {"tls_verify": False}):
+                self.assertIn("UNCONFIGURED", reason(**options))
+        self.assert_raises(Misconfigured, "OPTION", Counterfoil.connect("redis://localhost", "a", tls_ca="b").buffered("a").add, "c")
+
+    @staticmethod
+    async def awaited(views):
+        return await views.add("a")
 
 
 class Errors(Case):

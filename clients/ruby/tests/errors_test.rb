@@ -58,6 +58,18 @@ class ErrorsTest < ClientTest
     assert_raises(Counterfoil::Misconfigured) { Counterfoil.connect(["ftp://localhost"], NAMESPACE) }
   end
 
+  def test_a_server_with_a_certificate_of_its_own
+    address, authority = ENV.values_at("COUNTERFOIL_TEST_TLS", "COUNTERFOIL_TEST_CA")
+    skip "there is no server with TLS" unless address
+    message = lambda do |options|
+      views = Counterfoil.connect(address, NAMESPACE, retry_for: 0.3, **options).buffered("views")
+      assert_raises(Counterfoil::NotCounted) { views.add(@id) }.message
+    end
+    assert_match(/tls_ca/, message.({}))
+    [{ tls_ca: authority }, { tls_verify: false }].each { |options| assert_match(/UNCONFIGURED/, message.(options)) }
+    assert_raises(Counterfoil::Misconfigured) { Counterfoil.connect("redis://localhost", NAMESPACE, tls_ca: authority) }
+  end
+
   def test_families
     error = assert_raises(Counterfoil::NotCounted) { @counterfoil.buffered("nobody").add(@id) }
     assert_equal ["UNCONFIGURED", true], [error.reason, error.temporary?]

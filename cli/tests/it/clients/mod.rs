@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use futures_util::future::join_all;
+use testkit::{Certificates, RedisOptions, RedisServer};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
@@ -236,11 +237,19 @@ async fn run_own_tests(language: &Language, installed: &Path) -> Result<(), Stri
     let stage = Stage::single(namespaces.into()).await;
     stage.configured(OWN).await;
     stage.configured(NAMESPACE_OF_READMES).await;
+    let certificates = Certificates::issue();
+    let tls = RedisOptions::volatile().tls(&certificates);
+    let tls = RedisServer::start(tls.arg("tls-auth-clients", "no")).await;
     let mut tests = language.package.dev("tests", installed);
     tests
         .env("COUNTERFOIL_TEST_SOCKET", stage.site.redis.socket())
         .env("COUNTERFOIL_TEST_NAMESPACE", OWN)
-        .env("COUNTERFOIL_TEST_DAEMON", stage.daemon.url(""));
+        .env("COUNTERFOIL_TEST_DAEMON", stage.daemon.url(""))
+        .env(
+            "COUNTERFOIL_TEST_TLS",
+            format!("rediss://localhost:{}", tls.port()),
+        )
+        .env("COUNTERFOIL_TEST_CA", certificates.file("ca.pem"));
     println!("{}", run_aside(tests).await?);
     for (number, readme) in language.readmes().into_iter().enumerate() {
         let mut program = language.package.dev("program", installed);
@@ -254,6 +263,15 @@ async fn run_own_tests(language: &Language, installed: &Path) -> Result<(), Stri
             return Err(format!("{} counted {counted:?}", readme.display()));
         }
     }
+    if language.package.0 == "rust" {
+        return Ok(());
+    }
+    let test = language.package.dev("sandbox", installed);
+    let mut sandbox = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
+    let config = stage.site.folder().join("counterfoil.toml");
+    sandbox.arg("--config").arg(config).args(["sandbox", "--"]);
+    sandbox.arg(test.get_program()).args(test.get_args());
+    println!("{}", run_aside(sandbox).await?);
     Ok(())
 }
 

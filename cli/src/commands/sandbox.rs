@@ -1,0 +1,196 @@
+//! Servers for the tests of an application: a private Redis with the families of the configuration,
+//! and exact values by HTTP. MySQL's part is kept in memory.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Json, Router};
+use axum_extra::extract::Query;
+use counterfoil::{AnyCounters, Counterfoil, MemoryStore, Primary};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep};
+
+use super::Context;
+use crate::config::PairConfig;
+use crate::exit::{Exit, Failure};
+use crate::families;
+use crate::output::message;
+use crate::signals;
+
+/// The time for Redis to start.
+const STARTING: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(20);
+/// The interval at which announced families are configured: shorter than the daemon's, since tests
+/// wait for it.
+const WANTED: Duration = Duration::from_millis(50);
+
+/// The families of a pair, in a Redis of their own.
+struct Sandbox {
+    pair: PairConfig,
+    counterfoil: Counterfoil,
+}
+
+/// Runs the command beside private servers, or waits for a signal without one.
+pub async fn run(
+    context: &Context,
+    redis_server: &str,
+    command: &[String],
+) -> Result<Exit, Failure> {
+    let failed = |error: io::Error| Failure::critical(error.to_string());
+    let stopped = signals::stop().map_err(failed)?;
+    let (_redis, url) = start_redis(redis_server)?;
+    let redis = connect(&url).await?;
+    let sandbox = Arc::new(Sandbox {
+        pair: context.pair()?.clone(),
+        counterfoil: Counterfoil::new(redis, MemoryStore::new()),
+    });
+    for name in sandbox.pair.family_names() {
+        sandbox.open(&name).await?;
+    }
+    let _reconciler = sandbox.counterfoil.reconciler().start().await?;
+    let listener = TcpListener::bind(any_port()).await.map_err(failed)?;
+    let daemon = format!("http://{}", listener.local_addr().map_err(failed)?);
+    let routes = Router::new().route("/api/v1/values", get(values).post(values_of_list));
+    tokio::spawn(axum::serve(listener, routes.with_state(sandbox.clone())).into_future());
+    tokio::spawn(open_wanted(sandbox));
+    let Some((program, args)) = command.split_first() else {
+        println!("COUNTERFOIL_REDIS={url}\nCOUNTERFOIL_DAEMON={daemon}");
+        stopped.await;
+        return Ok(Exit::Ok);
+    };
+    let mut command = Command::new(program);
+    command.args(args).kill_on_drop(true);
+    command.env("COUNTERFOIL_REDIS", url);
+    command.env("COUNTERFOIL_DAEMON", daemon);
+    let ended = tokio::select! {
+        ended = command.status() => ended,
+        () = stopped => return Ok(Exit::Warning),
+    };
+    let ended = ended.map_err(|error| Failure::usage(format!("{program}: {error}")))?;
+    Ok(Exit::warning_if(!ended.success()))
+}
+
+fn any_port() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+/// Starts a Redis that is empty and stores nothing. It ends when the handle is dropped.
+fn start_redis(program: &str) -> Result<(Child, String), Failure> {
+    let free = std::net::TcpListener::bind(any_port()).and_then(|free| free.local_addr());
+    let free = free.map_err(|error| Failure::critical(format!("no free port: {error}")))?;
+    let port = free.port().to_string();
+    let started = Command::new(program)
+        .args(["--port", &port, "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .kill_on_drop(true)
+        .spawn();
+    let started = started.map_err(|error| {
+        let advice = "install Redis, or name its program with --redis-server";
+        Failure::critical(format!("{program} was not started: {error}; {advice}"))
+    })?;
+    Ok((started, format!("redis://127.0.0.1:{port}")))
+}
+
+/// Connects as soon as Redis listens.
+async fn connect(url: &str) -> Result<Primary, Failure> {
+    let end = Instant::now() + STARTING;
+    loop {
+        match Primary::connect(url).await {
+            Err(_) if Instant::now() < end => sleep(PAUSE).await,
+            connected => return Ok(connected?),
+        }
+    }
+}
+
+impl Sandbox {
+    /// Opens a family if it is configured, with a table whose rows need not exist.
+    async fn open(&self, name: &str) -> Result<Option<AnyCounters>, Failure> {
+        let Some(configured) = self.pair.family(name) else {
+            return Ok(None);
+        };
+        let configured = configured.with_any_rows()?;
+        let opened = families::open(&self.counterfoil, &configured, name).await?;
+        Ok(Some(opened))
+    }
+
+    async fn values(&self, name: &str, ids: &[String]) -> Reply {
+        let opened = self
+            .open(name)
+            .await
+            .map_err(|error| problem(error.message))?;
+        let opened = opened.ok_or_else(|| not_found(format!("no family {name:?}")))?;
+        match families::values(&opened, ids).await {
+            Ok(Some(values)) => Ok(Json(json!({"family": name, "values": values}))),
+            Ok(None) => Err(not_found(format!("{name} has no values"))),
+            Err(error) => Err(problem(format!("{error:#}"))),
+        }
+    }
+}
+
+/// Opens what clients announce. Never returns.
+async fn open_wanted(sandbox: Arc<Sandbox>) {
+    loop {
+        match sandbox.counterfoil.take_wanted(1000).await {
+            Ok(names) => {
+                for name in names {
+                    match sandbox.open(&name).await {
+                        Ok(Some(_)) => {}
+                        Ok(None) => message(&format!("{name} is not in the configuration")),
+                        Err(failure) => message(&format!("{name}: {}", failure.message)),
+                    }
+                }
+            }
+            Err(error) => message(&format!("announced families: {error:#}")),
+        }
+        sleep(WANTED).await;
+    }
+}
+
+/// A reply like that of the daemon, or a problem.
+type Reply = Result<Json<Value>, (StatusCode, Json<Value>)>;
+
+fn not_found(error: String) -> (StatusCode, Json<Value>) {
+    (StatusCode::NOT_FOUND, Json(json!({"error": error})))
+}
+
+fn problem(error: String) -> (StatusCode, Json<Value>) {
+    (
+        StatusCode::INTERNAL_SERVER_ERROR,
+        Json(json!({"error": error})),
+    )
+}
+
+#[derive(Deserialize)]
+struct ValuesParams {
+    family: String,
+    #[serde(default)]
+    id: Vec<String>,
+}
+
+async fn values(State(sandbox): State<Arc<Sandbox>>, Query(params): Query<ValuesParams>) -> Reply {
+    sandbox.values(&params.family, &params.id).await
+}
+
+#[derive(Deserialize)]
+struct ValuesList {
+    family: String,
+    ids: Vec<String>,
+}
+
+async fn values_of_list(
+    State(sandbox): State<Arc<Sandbox>>,
+    Json(list): Json<ValuesList>,
+) -> Reply {
+    sandbox.values(&list.family, &list.ids).await
+}
