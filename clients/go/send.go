@@ -61,10 +61,14 @@ func (r *request) String() string { return "" }
 // call sends a call until there is a reply, and until ctx ends at the latest.
 func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 	send := scripts[r.script].EvalSha
+	var cause error // the last one that tells more than that the time is over
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		before := r.sent
 		words, err := protected(func() ([]any, error) { return send(ctx, f.client.redis, r.keys, r.args...).Slice() })
-		code, err := codeOf(err), explained(err)
+		code := codeOf(err)
+		if cause == nil || !errors.Is(err, context.DeadlineExceeded) {
+			cause = explained(err)
+		}
 		r.lost += r.sent - before
 		if r.sent > before && (err == nil || code != "" && (f.client.isOwn || !in(connecting, code))) {
 			r.lost-- // the one that the reply belongs to
@@ -85,9 +89,9 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 			return nil, f.fail(ErrMisconfigured, code, err)
 		case errors.Is(err, redis.ErrClosed) || !sleep(ctx, pause):
 			if r.lost > 0 {
-				return nil, f.fail(ErrOutcomeUnknown, "no reply", err)
+				return nil, f.fail(ErrOutcomeUnknown, "no reply", cause)
 			}
-			return nil, f.failTemporarily(cmp.Or(code, "unreachable"), err)
+			return nil, f.failTemporarily(cmp.Or(code, "unreachable"), cause)
 		}
 	}
 }
