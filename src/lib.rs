@@ -70,6 +70,7 @@ pub mod protocol {}
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {
     pub use crate::family::kind::Windows;
+    pub use crate::family::row_id::RowIds;
     use crate::family::{Family, kind::Kind};
     pub use crate::recount::page::{Before, Difference, Page};
     pub use crate::recount::recounting::Recounting;
@@ -84,6 +85,19 @@ pub mod test_hooks {
     pub use crate::store::mysql::Run;
     pub use crate::testing::ablation::{Guard, take_out};
     pub use crate::testing::simulated::{set_clock_error, set_time};
+
+    /// Returns the rule for the ids, names or pages that a caller gives.
+    pub fn given_ids<'f>(
+        family: &'f Family,
+        columns: Option<&'f crate::store::Columns>,
+    ) -> RowIds<'f> {
+        family.given_ids(columns)
+    }
+
+    /// Returns what a client in another language must know of the family.
+    pub fn description(family: &Family) -> String {
+        family.description(None)
+    }
 
     /// Returns the family's windows, for tests of single steps.
     pub fn windows(family: &Family) -> Option<&Windows> {

@@ -87,7 +87,7 @@ type Visitors struct{ *family }
 var visitorsKind = &kind{
 	name: "visitors", script: "visitors_first", maxID: 255, limit: 400, keys: []string{"buffer", "meta"}, hasTotals: true,
 	place: (*epoch).placeOf,
-	head:  func(_ *family, e *epoch) []any { return []any{e.Remember} },
+	head:  func(*family, *epoch) []any { return nil },
 	encode: func(f *family, _ *epoch, items []*item, r *request) {
 		r.args = append(r.args, len(items))
 		for _, it := range items {
@@ -105,7 +105,7 @@ func (c *Client) Visitors(name string) (*Visitors, error) {
 
 // FirstVisit counts the visitor of that day, such as 2014-09-20, and returns whether it is the first visit.
 func (v *Visitors) FirstVisit(ctx context.Context, scope, day, visitor string) (bool, error) {
-	id, err := v.id(scope, day)
+	id, err := v.id(ctx, scope, day)
 	if err != nil {
 		return false, err
 	}
@@ -115,7 +115,7 @@ func (v *Visitors) FirstVisit(ctx context.Context, scope, day, visitor string) (
 
 // Value returns the exact number of visitors of that day.
 func (v *Visitors) Value(ctx context.Context, scope, day string) (int64, error) {
-	id, err := v.id(scope, day)
+	id, err := v.id(ctx, scope, day)
 	if err != nil {
 		return 0, err
 	}
@@ -129,7 +129,7 @@ type ScopeDay struct{ Scope, Day string }
 func (v *Visitors) Values(ctx context.Context, days []ScopeDay) ([]int64, error) {
 	ids := make([]string, len(days))
 	for i, day := range days {
-		id, err := v.id(day.Scope, day.Day)
+		id, err := v.id(ctx, day.Scope, day.Day)
 		if err != nil {
 			return nil, err
 		}
@@ -138,9 +138,14 @@ func (v *Visitors) Values(ctx context.Context, days []ScopeDay) ([]int64, error)
 	return v.values(ctx, ids)
 }
 
-func (v *Visitors) id(scope, day string) (string, error) {
+// id returns the id of a scope and a day, joined as the family's table has them.
+func (v *Visitors) id(ctx context.Context, scope, day string) (string, error) {
 	if _, err := time.Parse(time.DateOnly, day); err != nil || scope == "" {
 		return "", v.fail(ErrNotCounted, "BADID", fmt.Errorf("scope %q, day %q: not like shop, 2014-09-20", scope, day))
 	}
-	return scope + "/" + day, nil
+	e, err := v.describe(ctx)
+	if err != nil {
+		return "", err
+	}
+	return scope + e.Separator + day, nil
 }

@@ -95,6 +95,9 @@ func (b *Buffered) AddOnce(ctx context.Context, request, id string, delta int64,
 // RequestEpoch returns the epoch to be stored with a job before the first AddOnce of it.
 func (b *Buffered) RequestEpoch(ctx context.Context, request, id string) (string, error) {
 	e, err := b.describe(ctx)
+	if err == nil {
+		err = b.checkRow(e, id)
+	}
 	if err != nil {
 		return "", err
 	}
@@ -123,7 +126,11 @@ type later struct {
 // MISCONF, stay and are sent again; others that were refused, or whose outcome is unknown, are dropped and reported by the
 // next [Buffered.Flush] and to [Options].OnError. If 100,000 ids are waiting the error's reason is BUSY.
 func (b *Buffered) Later(id string, delta int64) error {
-	if err := b.check(id, b.maxID, true); err != nil {
+	err := b.check(id, b.maxID, true)
+	if latest := b.latest.Load(); err == nil && latest != nil {
+		err = b.checkRow(latest, id)
+	}
+	if err != nil {
 		return err
 	}
 	l := &b.later

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"regexp"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -37,6 +38,7 @@ type epoch struct {
 	now, before string
 	partitions  uint32
 	settings
+	ids   *regexp.Regexp // matches the ids that can have a row
 	zone  *time.Location
 	until time.Time
 }
@@ -44,7 +46,6 @@ type epoch struct {
 // settings are those that clients need; times are in milliseconds.
 type settings struct {
 	Wide          bool
-	Remember      int64
 	Windows       []window
 	Keep          []string
 	TimeZone      string `json:"time_zone"`
@@ -52,6 +53,9 @@ type settings struct {
 	Stripes       uint32
 	KeepMinutes   bool `json:"keep_minutes"`
 	Visitors      string
+	Separator     string
+	IDs           string
+	IDsInWords    string `json:"ids_in_words"`
 }
 
 func (c *Client) family(kind *kind, id string, options []FamilyOption) (*family, error) {
@@ -88,6 +92,14 @@ func (f *family) check(text string, most int, isText bool) error {
 		return f.fail(ErrNotCounted, "BADID", fmt.Errorf("%.40q: expected UTF-8 of 1 to %d bytes", text, most))
 	}
 	return nil
+}
+
+// checkRow refuses an id, a name or a page that can have no row.
+func (f *family) checkRow(e *epoch, id string) error {
+	if e.ids.MatchString(id) {
+		return nil
+	}
+	return f.fail(ErrNotCounted, "BADID", fmt.Errorf("%q can have no row, expected %s", id, e.IDsInWords))
 }
 
 func (f *family) keys(partition uint32, names ...string) []string {
@@ -130,7 +142,11 @@ func (f *family) askFor(ctx context.Context, id string) (*epoch, error) {
 	if err := f.check(id, f.maxID, true); err != nil {
 		return nil, err
 	}
-	return f.ask(ctx, 0)
+	e, err := f.ask(ctx, 0)
+	if err == nil {
+		err = f.checkRow(e, id)
+	}
+	return e, err
 }
 
 // ask returns the epoch of a home, for new calls: the server was asked less than 30 s ago.
@@ -161,6 +177,9 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 			err := json.Unmarshal([]byte(words[5].(string)), &e.settings)
 			if err == nil {
 				e.zone, err = time.LoadLocation(e.settings.TimeZone)
+			}
+			if err == nil {
+				e.ids, err = regexp.Compile(`\A(?:` + e.IDs + `)\z`)
 			}
 			if err != nil {
 				return nil, f.fail(ErrMisconfigured, "settings", err)

@@ -78,7 +78,11 @@ func (f *family) count(ctx context.Context, items ...*item) []Result {
 	}
 	own, queues := &share{ctx: context.WithoutCancel(ctx), start: time.Now()}, map[*queue][]*item{}
 	for _, it := range items {
-		if err := cmp.Or(f.check(it.id, f.maxID, true), err); err != nil {
+		err := cmp.Or(f.check(it.id, f.maxID, true), err)
+		if err == nil {
+			err = f.checkRow(e, it.id)
+		}
+		if err != nil {
 			it.settle(Result{Err: err})
 			continue
 		}

@@ -4,7 +4,8 @@
 -- KEYS
 --   1 calls         hash      of the caller's home partition: caller -> "N WORD...", its last call
 --                             in this epoch and the outcome of each visitor; =now, =before,
---                             =max_pending
+--                             =max_pending; =remember, for so many ms after the last new one an
+--                             id's visitors are remembered
 --   2 calls_before  hash      the same of the epoch before
 --   3 buffer        hash      id -> pending delta
 --   4 meta          hash      hits, refused, first_at
@@ -14,10 +15,8 @@
 --   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
 --   3 epoch         string    as family_epoch returned it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
---   5 remember_ms   integer   an id's visitors are forgotten so long after the last new one; 1 or
---                             more
---   6 ids           integer   how many ids follow
---   7 id, count, visitor...  ids  id: 1 to 255 bytes, UTF-8; count: of its visitors that follow, 1
+--   5 ids           integer   how many ids follow
+--   6 id, count, visitor...  ids  id: 1 to 255 bytes, UTF-8; count: of its visitors that follow, 1
 --                                 or more; visitor: bytes of any kind; 1000 visitors in all at most
 -- REPLIES
 --   {"OK", total, word...}    hits since the last rotation; for each visitor 1 where it is new to
@@ -35,18 +34,17 @@
 
 local call, pcall = redis.call, redis.pcall
 local own_kind, caller, n, epoch = 'visitors', ARGV[1], ARGV[2], ARGV[3]
-local own_settings = { '=max_pending' }
-local buffer, meta, ids, remember_ms = KEYS[3], KEYS[4], #KEYS - 4, ARGV[5]
-local starts, fits = { 7 }, ids > 0 and tonumber(ARGV[6]) == ids and #ARGV <= 1006 + 2 * ids
+local own_settings = { '=max_pending', '=remember' }
+local buffer, meta, ids = KEYS[3], KEYS[4], #KEYS - 4
+local starts, fits = { 6 }, ids > 0 and tonumber(ARGV[5]) == ids and #ARGV <= 1005 + 2 * ids
 for i = 1, ids do
   local count = tonumber(ARGV[starts[i] + 1]) or 0
   fits = fits and count >= 1
   starts[i + 1] = starts[i] + 2 + count
 end
-fits = fits and starts[ids + 1] == #ARGV + 1 and #remember_ms <= 15
-if not fits or not remember_ms:find('^[1-9]%d*$') then
-  return redis.error_reply('BADARG expected remember_ms, ids, and for each its key and '
-    .. 'visitors, 1000 visitors in all at most')
+if not fits or starts[ids + 1] ~= #ARGV + 1 then
+  return redis.error_reply('BADARG expected ids, and for each its key and visitors, 1000 visitors '
+    .. 'in all at most')
 end
 -- the fence, word for word the same in each counting script: a repeated call does not count again
 local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
@@ -73,6 +71,7 @@ if ahead == 0 then
   return words
 end
 
+local remember_ms = tonumber(state[5]) or 259200000
 local hits, held = tonumber(call('HGET', meta, 'hits')) or 0, call('HLEN', buffer)
 local max, pending = tonumber(state[4]) or 1000000, held
 -- what can be refused as a whole is refused here; below an id can only fail by itself

@@ -170,8 +170,7 @@ impl Activity {
 
     /// Refuses a page that is too long, or that cannot be in a row of the family's table.
     fn check_page(&self, page: &str) -> Result<()> {
-        let kept = std::iter::once_with(|| kept_ids(0, page)).flatten().map(Ok);
-        self.family().check_name("page", page, kept)
+        self.handle.check_given(page)
     }
 }
 

@@ -60,7 +60,7 @@ impl BufferedCounters {
     }
 
     async fn count(&self, id: &str, delta: i64, wait: bool) -> Result<Outcome> {
-        self.family().check_id(id)?;
+        self.0.check_given(id)?;
         let result = self.0.add(id.as_bytes(), delta, wait).await?;
         Outcome::of(result, false, self.family(), id)
     }
@@ -125,7 +125,7 @@ impl BufferedCounters {
         id: &str,
         delta: i64,
     ) -> Result<Outcome> {
-        let request = Request::new(self.family(), request, id, delta)?;
+        let request = Request::new(&self.0.opened, request, id, delta)?;
         let deadline = self.0.write_deadline();
         let settled = self.0.once(request, &mut progress, None, deadline);
         let (result, repeated) = settled.await?;
@@ -146,7 +146,7 @@ impl BufferedCounters {
         let (family, hits) = (self.family(), hits.into_iter().collect::<Vec<_>>());
         let checked = hits.iter().map(|(id, delta)| {
             let id = id.as_ref();
-            family.check_id(id).map(|()| (id.as_bytes(), *delta))
+            self.0.check_given(id).map(|()| (id.as_bytes(), *delta))
         });
         let results = self.0.add_many(checked.collect()).await;
         let results = results.into_iter().zip(&hits);
@@ -165,7 +165,7 @@ impl BufferedCounters {
     /// [`Busy`](crate::ErrorKind::Busy): not counted, because too many ids wait to be sent. The
     /// usual cause is an unreachable Redis.
     pub fn record(&self, id: &str, delta: i64) -> Result<()> {
-        self.family().check_id(id)?;
+        self.0.check_given(id)?;
         self.0.writer.record(id.as_bytes(), delta)
     }
 
@@ -205,7 +205,7 @@ impl BufferedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<i64>> {
-        let ids = self.family().check_ids(ids)?;
+        let ids = self.0.check_all_given(ids)?;
         self.0.exact(&borrowed_ids(&ids)).await
     }
 
@@ -222,7 +222,7 @@ impl BufferedCounters {
         ids: impl IntoIterator<Item = impl AsRef<str>>,
         within: Duration,
     ) -> Result<Shown> {
-        let ids = self.family().check_ids(ids)?;
+        let ids = self.0.check_all_given(ids)?;
         let ids = borrowed_ids(&ids);
         self.0.or_stored(&ids, within, self.0.exact(&ids)).await
     }
@@ -236,7 +236,7 @@ impl BufferedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<Option<i64>>> {
-        let ids = self.family().check_ids(ids)?;
+        let ids = self.0.check_all_given(ids)?;
         self.0.stored(&borrowed_ids(&ids)).await
     }
 
@@ -251,7 +251,7 @@ impl BufferedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<i64>> {
-        let ids = self.family().check_ids(ids)?;
+        let ids = self.0.check_all_given(ids)?;
         self.0.pending(&borrowed_ids(&ids)).await
     }
 

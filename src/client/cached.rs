@@ -136,7 +136,7 @@ impl CachedCounters {
         id: &str,
         delta: i64,
     ) -> Result<Outcome> {
-        let request = Request::new(self.family(), request, id, delta)?;
+        let request = Request::new(&self.handle.opened, request, id, delta)?;
         let made = self.make(id, Change::Once(request, &mut progress)).await;
         match made {
             Err(error) if progress.is_in_doubt() && !error.outcome_unknown() => {
@@ -179,7 +179,7 @@ impl CachedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<i64>> {
-        let ids = self.family().check_ids(ids)?;
+        let ids = self.handle.check_all_given(ids)?;
         let ids = borrowed_ids(&ids);
         self.handle
             .repeating(|deadline| self.get_once(&ids, deadline))
@@ -229,7 +229,7 @@ impl CachedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<Option<i64>>> {
-        let ids = self.family().check_ids(ids)?;
+        let ids = self.handle.check_all_given(ids)?;
         let ids = borrowed_ids(&ids);
         self.handle
             .repeating(|deadline| self.peek_once(&ids, deadline))
@@ -268,7 +268,7 @@ impl CachedCounters {
         ids: impl IntoIterator<Item = impl AsRef<str>>,
         within: Duration,
     ) -> Result<Shown> {
-        let ids = self.family().check_ids(ids)?;
+        let ids = self.handle.check_all_given(ids)?;
         let ids = borrowed_ids(&ids);
         let exact = self.get_many(&ids);
         self.handle.or_stored(&ids, within, exact).await
@@ -283,12 +283,12 @@ impl CachedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<Option<i64>>> {
-        let ids = self.family().check_ids(ids)?;
+        let ids = self.handle.check_all_given(ids)?;
         self.handle.stored(&borrowed_ids(&ids)).await
     }
 
     async fn change(&self, id: &str, update: Update) -> Result<Outcome> {
-        self.family().check_id(id)?;
+        self.handle.check_given(id)?;
         self.make(id, Change::Update(update)).await
     }
 

@@ -52,6 +52,20 @@ impl Handle {
         &self.opened.family
     }
 
+    /// Refuses an id that can have no row, or a name or page whose kept ids can have none.
+    pub fn check_given(&self, id: &str) -> Result<()> {
+        self.opened.check_given(id)
+    }
+
+    /// Returns the ids, if each can have a row.
+    pub fn check_all_given<I: AsRef<str>>(
+        &self,
+        ids: impl IntoIterator<Item = I>,
+    ) -> Result<Vec<I>> {
+        let checked = |id: I| self.check_given(id.as_ref()).map(|()| id);
+        ids.into_iter().map(checked).collect()
+    }
+
     /// Returns the family as registered in the database.
     pub async fn registered(&self) -> Result<Arc<Registered>> {
         self.opened.registered(&*self.shared.store).await
@@ -100,7 +114,7 @@ impl Handle {
 
     /// Returns the epoch in which Redis remembers the request if it is made now.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
-        let request = Request::new(self.family(), request, id, 0)?;
+        let request = Request::new(&self.opened, request, id, 0)?;
         self.repeating(|_| self.writer.request_epoch(request)).await
     }
 

@@ -29,7 +29,8 @@ impl Counterfoil {
     /// family is registered; [`Busy`](ErrorKind::Busy) if the number of partitions differs and
     /// something is pending: nothing was changed.
     pub async fn reconfigure(&self, family: &Family) -> Result<()> {
-        let registered = self.known(family).await?;
+        let mut registered = self.known(family).await?;
+        registered.columns = self.shared.store.columns(family).await?;
         let known = &registered.family;
         refuse_unchangeable(known, family)?;
         let changed = Registered {

@@ -316,11 +316,7 @@ impl Series {
 
     /// Refuses a name that is too long, or that cannot be in a row of the family's table.
     fn check_name(&self, name: &str) -> Result<()> {
-        let kept = self
-            .windows
-            .kept()
-            .map(|window| self.windows.kept_id(window.precision, 0, name));
-        self.family().check_name("name", name, kept)
+        self.handle.check_given(name)
     }
 }
 

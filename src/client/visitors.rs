@@ -99,18 +99,14 @@ impl Visitors {
         self.0.list_all(prefix)
     }
 
-    /// Returns `SCOPE/DAY`. Refuses one that would read as another scope and day: a table's last
-    /// column holds only the day.
+    /// Returns `SCOPE/DAY`, joined by the separator. Refuses one that would read as another scope and
+    /// day.
     fn id(&self, scope: &str, day: Day) -> Result<String> {
         let (family, day) = (self.family(), day.to_string());
         let separator = family.separator();
         let id = format!("{scope}{separator}{day}");
-        family.check_id(&id)?;
-        let last = match family.table() {
-            Some(table) if table.keys.len() > 1 => id.splitn(table.keys.len(), separator).last(),
-            _ => id.rsplit(separator).next(),
-        };
-        if last == Some(day.as_str()) {
+        self.0.check_given(&id)?;
+        if id.rsplit(separator).next() == Some(day.as_str()) {
             return Ok(id);
         }
         let joined = format!("scope {scope:?} and day {day}, joined by {separator:?}");

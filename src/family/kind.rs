@@ -211,6 +211,26 @@ impl Family {
         }
     }
 
+    /// Returns what precedes a name in its kept ids, once for each way to keep it, with a slice as
+    /// an example. Nothing for kinds whose callers give whole ids, or if nothing is kept.
+    pub(super) fn kept_prefixes(&self) -> Vec<String> {
+        match &self.kind {
+            Kind::Series(series) => series
+                .kept()
+                .map(|window| match window.precision {
+                    Precision::Seconds(_) => series.kept_as(window.precision, "1410134400"),
+                    _ => series.kept_as(window.precision, "2014-09-01"),
+                })
+                .collect(),
+            Kind::Activity(sliding) if sliding.keep_minutes => {
+                ["views/1410134400/", "visitors/1410134400/"]
+                    .map(str::to_owned)
+                    .into()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Returns true if it counts with keys that expire: windows, their names, and visitors. Hits on
     /// their way to the database never expire.
     pub(crate) fn has_expiring_keys(&self) -> bool {

@@ -5,6 +5,7 @@ pub mod calendar;
 pub mod day;
 pub mod ids;
 pub mod kind;
+pub mod row_id;
 pub mod settings;
 pub mod table;
 mod validate;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use self::kind::Kind;
 use crate::error::{Error, Result};
+use crate::family::row_id::Columns;
 use crate::family::table::{Missing, Table};
 
 /// A named group of counters of one kind with one configuration, in one namespace
@@ -190,28 +192,15 @@ impl Family {
     /// Refuses an id that the family cannot count: empty, over 255 bytes, or not a row of its
     /// table.
     pub fn check_id(&self, id: &str) -> Result<()> {
-        self.check_length(format_args!("id {id:?}"), id.len(), 255)?;
-        let Some(table) = &self.table else {
-            return Ok(());
-        };
-        let segments = table.split(id).map_err(|wrong| self.invalid(wrong));
-        segments.map(drop)
+        let wrong = |wrong| self.invalid(format_args!("id {id:?}: {wrong}"));
+        self.row_ids().check(id).map_err(wrong)
     }
 
-    /// Refuses the name of a series or page that is empty or over 200 bytes, so that the ids of its
-    /// kept slices fit into 255. With a table, also refuses a name whose kept ids are not rows of
-    /// it.
-    pub(crate) fn check_name(
-        &self,
-        what: &str,
-        name: &str,
-        mut kept_ids: impl Iterator<Item = Result<String>>,
-    ) -> Result<()> {
-        self.check_length(format_args!("{what} {name:?}"), name.len(), 200)?;
-        match &self.table {
-            Some(_) => kept_ids.try_for_each(|id| self.check_id(&id?)),
-            None => Ok(()),
-        }
+    /// Refuses an id that can have no row, or a name or page whose kept ids can have none. Without
+    /// the columns it checks what the description of the table says.
+    pub(crate) fn check_given(&self, id: &str, columns: Option<&Columns>) -> Result<()> {
+        let wrong = |wrong| self.invalid(format_args!("id {id:?}: {wrong}"));
+        self.given_ids(columns).check(id).map_err(wrong)
     }
 
     /// Refuses a visitor that is empty or too long.
@@ -225,15 +214,6 @@ impl Family {
         }
         let wrong = format_args!("{what} has {length} bytes, allowed are 1 to {most}");
         Err(self.invalid(wrong))
-    }
-
-    /// Returns the ids, if the family can count all of them.
-    pub(crate) fn check_ids<I: AsRef<str>>(
-        &self,
-        ids: impl IntoIterator<Item = I>,
-    ) -> Result<Vec<I>> {
-        let checked = |id: I| self.check_id(id.as_ref()).map(|()| id);
-        ids.into_iter().map(checked).collect()
     }
 
     /// Returns the partition of the id (docs/protocol.md, section 2): the IEEE CRC-32 of its bytes,

@@ -14,6 +14,7 @@ use super::kind::Kind;
 use super::{Durability, Family};
 use crate::error::{Error, Result};
 use crate::family::calendar::Precision;
+use crate::family::row_id::Columns;
 use crate::family::table::Table;
 
 /// The settings of a [`Family`], as a configuration file or the database holds them. Each is
@@ -99,6 +100,24 @@ impl Family {
         Value::Object(self.all_settings().given()).to_string()
     }
 
+    /// Returns what a client in another language must know of the family, as a JSON object.
+    pub(crate) fn description(&self, columns: Option<&Columns>) -> String {
+        let ids = self.given_ids(columns);
+        let needed: &[_] = match self.kind {
+            Kind::Buffered => &["wide"],
+            Kind::Cached(_) => &[],
+            Kind::Series(_) => &["windows", "keep", "time_zone"],
+            Kind::Activity(_) => &["window", "layer", "stripes", "keep_minutes"],
+            Kind::Visitors(_) => &[],
+        };
+        let mut all = self.all_settings().given();
+        all.retain(|name, _| needed.contains(&&**name));
+        all.insert("separator".into(), self.separator().to_string().into());
+        all.insert("ids".into(), ids.pattern().into());
+        all.insert("ids_in_words".into(), ids.words().into());
+        Value::Object(all).to_string()
+    }
+
     /// Returns the family of that name with stored [settings](Self::settings).
     ///
     /// # Errors
@@ -130,6 +149,9 @@ impl Family {
                 ("retain", retention.retain.as_millis().to_string()),
                 ("no_row", no_row.to_owned()),
             ]);
+        }
+        if let Kind::Visitors(remember) = &self.kind {
+            settings.push(("remember", remember.as_millis().to_string()));
         }
         settings
     }

@@ -105,7 +105,8 @@ impl Family {
         }
     }
 
-    /// Refuses a table for a family that keeps no slices, and one with a separator other than `/`.
+    /// Refuses a table for a family that keeps no slices, one with a separator other than `/`, and
+    /// one whose columns cannot hold what precedes the name in a kept id.
     fn check_slices_table(&self) -> Result<()> {
         match &self.table {
             Some(_) if !self.keeps_slices() => {
@@ -113,6 +114,20 @@ impl Family {
             }
             Some(table) if table.separator != '/' => {
                 Err(self.refused("table", "has a separator that is not '/'"))
+            }
+            Some(table) => {
+                for prefix in self.kept_prefixes() {
+                    let mut parts = table.split(&prefix).zip(&table.keys);
+                    // an empty part is where the name begins
+                    let wrong = parts
+                        .find(|(part, (_, kind))| !part.is_empty() && !kind.is_canonical(part));
+                    if let Some((part, (column, _))) = wrong {
+                        let wrong =
+                            format!("has a column {column} that cannot hold {part:?} of kept ids");
+                        return Err(self.refused("table", wrong));
+                    }
+                }
+                Ok(())
             }
             _ => Ok(()),
         }

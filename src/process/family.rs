@@ -108,7 +108,34 @@ impl Opened {
             };
             *self.registered.write() = Some(Arc::new(changed));
         }
-        Ok(Arc::new(now))
+        Ok(Arc::new(Registered {
+            columns: known.columns.clone(),
+            ..now
+        }))
+    }
+
+    /// Refuses an id that can have no row, or a name or page whose kept ids can have none.
+    pub fn check_given(&self, id: &str) -> Result<()> {
+        if self.family.table.is_none() {
+            return self.family.check_given(id, None);
+        }
+        let registered = self.registered.read();
+        let columns = registered
+            .as_ref()
+            .and_then(|known| known.columns.as_deref());
+        self.family.check_given(id, columns)
+    }
+
+    /// Reads the columns of the family's table again, so that their changes apply. If they cannot
+    /// be read, what was known of them stays.
+    pub async fn renew_columns(&self, store: &dyn Store) -> Result<()> {
+        let columns = store.columns(&self.family).await?;
+        if let Some(registered) = &mut *self.registered.write()
+            && registered.columns != columns
+        {
+            Arc::make_mut(registered).columns = columns;
+        }
+        Ok(())
     }
 
     /// Registers the family again, because the database does not have it as this process knows it.

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::family::row_id::Columns;
 use crate::scripts::bundle::{self, Arg, borrowed, owned};
 use crate::scripts::keys::{Key, Keys};
 use crate::scripts::partition::{Partition, random, salt};
@@ -126,6 +127,8 @@ pub struct Destination<'a> {
     pub database: &'a str,
     /// The values that the rows can have.
     pub rows: RangeInclusive<i64>,
+    /// The columns of the rows, if they are known.
+    pub columns: Option<&'a Columns>,
 }
 
 impl Destination<'_> {
@@ -133,6 +136,7 @@ impl Destination<'_> {
     pub const UNKNOWN: Destination<'static> = Destination {
         database: "",
         rows: i64::MIN..=i64::MAX,
+        columns: None,
     };
 }
 
@@ -253,7 +257,8 @@ impl Partition {
 
     /// Writes the family's settings beside the epoch, so that Redis refuses a caller configured
     /// with a different partition count or another database. Gives an incarnation to each partition
-    /// whose home this is.
+    /// whose home this is. The settings depend on the columns of the family's table, if they are
+    /// known.
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch) if the family belongs to another database.
@@ -273,7 +278,7 @@ impl Partition {
             borrowed(family.kind()),
             owned(family.partitions()),
             borrowed(to.database),
-            owned(family.settings()),
+            owned(family.description(to.columns)),
         ];
         for (name, value) in family.script_settings(&to.rows) {
             args.extend([borrowed(name), owned(value)]);

@@ -1,8 +1,6 @@
 //! The typed call of the script that counts visitors on one partition (docs/protocol.md, section
 //! 5).
 
-use std::time::Duration;
-
 use indexmap::IndexMap;
 
 use crate::error::Result;
@@ -17,7 +15,6 @@ impl Partition {
     pub async fn first_visits<'p>(
         &'p self,
         family: &Family,
-        remember: Duration,
         fence: Fence<'p>,
         visits: impl IntoIterator<Item = &'p [u8]>,
     ) -> Result<Counted> {
@@ -25,7 +22,7 @@ impl Partition {
         let (mut keys, mut args) = fence.begin(self.time());
         keys.extend([self.keys.buffer(), self.keys.meta()]);
         keys.extend(ids.keys().map(|id| self.keys.seen(id)));
-        args.extend([owned(remember.as_millis()), owned(ids.len())]);
+        args.push(owned(ids.len()));
         for (id, visitors) in &ids {
             args.extend([borrowed(*id), owned(visitors.len())]);
             args.extend(visitors.iter().map(|(_, visitor)| borrowed(*visitor)));

@@ -102,6 +102,7 @@ fn registered(number: usize, family: &Family) -> Registered {
         // not checked: another store may count in the same Redis later
         database: String::new(),
         range: i64::MIN..=i64::MAX,
+        columns: None,
     }
 }
 

@@ -13,12 +13,14 @@ use async_trait::async_trait;
 use crate::error::{Error, Result};
 use crate::family::Family;
 pub use crate::family::ids::{BatchId, Incarnation, Nonce};
+pub use crate::family::row_id::{Columns, Extent};
 use crate::scripts::fence::Destination;
 use crate::store::ledger::LedgerKey;
 use crate::store::mysql::MysqlStore;
 
-/// A family that is registered in a store.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A family that is registered in a store. Two are equal if they are the same registration, whatever
+/// is known of their columns.
+#[derive(Clone, Debug)]
 pub struct Registered {
     /// The configuration.
     pub family: Family,
@@ -30,6 +32,9 @@ pub struct Registered {
     pub database: String,
     /// The values that the family's rows can have: [`Store::range`].
     pub range: RangeInclusive<i64>,
+    /// The columns of its table as the database defines them; `None` for a store's own table, and
+    /// while they are unknown.
+    pub columns: Option<Arc<Columns>>,
 }
 
 impl Registered {
@@ -37,9 +42,19 @@ impl Registered {
         Destination {
             database: &self.database,
             rows: self.range.clone(),
+            columns: self.columns.as_deref(),
         }
     }
 }
+
+impl PartialEq for Registered {
+    fn eq(&self, other: &Self) -> bool {
+        let identity = |one: &Self| (one.number, one.database.clone(), one.range.clone());
+        self.family == other.family && identity(self) == identity(other)
+    }
+}
+
+impl Eq for Registered {}
 
 /// Deltas that were cut off a partition's buffer together. Each of them reaches the database once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -167,6 +182,17 @@ pub trait Store: Send + Sync + 'static {
     /// family was removed.
     async fn register_again(&self, known: &Registered) -> Result<Registered> {
         self.register(&known.family).await
+    }
+
+    /// Returns the columns of the family's table as the database defines them now; `None` for a
+    /// store's own table. Ids that they cannot hold are refused before they count.
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the table differs from its description;
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
+    async fn columns(&self, family: &Family) -> Result<Option<Arc<Columns>>> {
+        let _ = family;
+        Ok(None)
     }
 
     /// Returns all registered families by name, `NAMESPACE/FAMILY`, each with the

@@ -13,6 +13,7 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::process::family::Opened;
 use crate::scripts::bundle;
 use crate::scripts::cached::Seed;
 use crate::scripts::fence::{Epochs, Fence};
@@ -33,12 +34,13 @@ pub struct Request<'a> {
 
 impl<'a> Request<'a> {
     /// Creates a request if its id and name are allowed. Name and id together identify the work.
-    pub fn new(family: &Family, name: &'a str, id: &'a str, delta: i64) -> Result<Self> {
-        family.check_id(id)?;
+    pub fn new(opened: &Opened, name: &'a str, id: &'a str, delta: i64) -> Result<Self> {
+        opened.check_given(id)?;
         match name.len() {
             1..=64 => Ok(Request { name, id, delta }),
             length => Err(Error::invalid(format!(
-                "{family}: request {name:?} has {length} bytes, allowed are 1 to 64"
+                "{}: request {name:?} has {length} bytes, allowed are 1 to 64",
+                opened.family
             ))),
         }
     }

@@ -131,9 +131,9 @@ impl Route {
             }
             Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
             Kind::Activity(sliding) => one.touch(sliding, fence, deltas()).await,
-            Kind::Visitors(remember) => {
+            Kind::Visitors(_) => {
                 let visits = pairs().map(|(visit, _)| visit);
-                one.first_visits(family, *remember, fence, visits).await
+                one.first_visits(family, fence, visits).await
             }
         }
     }

@@ -399,25 +399,13 @@ fn the_readme_has_a_row_for_every_script() {
 }
 
 #[test]
-fn the_readme_names_every_setting_of_a_kind() {
+fn the_readme_names_all_that_a_client_needs_of_a_family() {
     let readme = read("README.md");
     for kind in KINDS {
-        let settings: Json = serde_json::from_str(&kinds::family(kind).settings()).unwrap();
-        // those of all kinds are for reconcilers, and scripts read those of cached families
-        let common = [
-            "retain",
-            "min",
-            "max",
-            "kind",
-            "partitions",
-            "durability",
-            "table",
-            "sync_time",
-            "sync_hits",
-            "max_pending",
-        ];
-        for name in settings.as_object().unwrap().keys() {
-            let is_named = common.contains(&&**name) || readme.contains(&format!("`{name}`"));
+        let description = counterfoil::test_hooks::description(&kinds::family(kind));
+        let description: Json = serde_json::from_str(&description).unwrap();
+        for name in description.as_object().unwrap().keys() {
+            let is_named = readme.contains(&format!("`{name}`"));
             assert!(is_named, "{kind}: lua/README.md does not name {name}");
         }
     }

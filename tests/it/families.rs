@@ -77,6 +77,10 @@ fn an_invalid_setting_is_named() {
             series().keep([Precision::Day]).table(separator).build(),
             "table has a separator",
         ),
+        (
+            series().keep([Precision::Day]).table(days()).build(),
+            "column store_id that cannot hold \"2014-09-01\"",
+        ),
         (layers(secs(0), SECOND).build(), "layers 0 is not 1"),
         (layers(HOUR, secs(0)).build(), "layer 0ns"),
         (
@@ -113,6 +117,10 @@ fn settings_bring_every_kind_back() {
         let day = Table::update("shop.day").key("store", Unsigned);
         day.key("id", Uuid).value("n")
     };
+    let kept = || {
+        let kept = Table::update("shop.kept").key("before", Text);
+        kept.key("name", Text).value("n")
+    };
     let buffered = || Family::buffered("a", "b");
     let cached = || Family::cached("a", "b");
     let windows = [
@@ -120,7 +128,7 @@ fn settings_bring_every_kind_back() {
         (Precision::Month, 4),
         (Precision::Day, 5),
     ];
-    let series = Family::series("a", "b").windows(windows).table(table());
+    let series = Family::series("a", "b").windows(windows).table(kept());
     let activity = || Family::activity("a", "b");
     let sliding = activity().window(60 * SECOND, 2 * SECOND).stripes(3);
     let visitors = Family::visitors("a", "b").remember(77 * SECOND);
@@ -144,7 +152,7 @@ fn settings_bring_every_kind_back() {
             .time_zone("Europe/Berlin")
             .build(),
         activity().build(),
-        sliding.keep_minutes(true).table(table()).build(),
+        sliding.keep_minutes(true).table(kept()).build(),
         visitors.sync_hits(3).table(table()).build(),
     ] {
         let family = family.unwrap();
@@ -196,7 +204,8 @@ fn an_id_fits_into_a_row_and_has_one_spelling() {
         (&visits, "7/2014-9-20", "column day"),
         (&visits, "7/2014-02-30", "column day"),
         (&visits, "7/1900-02-29", "column day"),
-        (&visits, "7", "1 of the 2 segments"),
+        (&visits, "7", "nothing is left for column day"),
+        (&visits, "7/2014-09-20/", "column day"),
         (&uuid, &spelled.to_uppercase(), "column k"),
         (&uuid, &spelled.replace('-', ""), "column k"),
         (&uuid, &format!("{{{spelled}}}"), "column k"),

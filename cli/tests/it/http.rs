@@ -101,6 +101,48 @@ pub fn sample(scrape: &Scrape, name: &str, labels: &[(&str, &str)]) -> Option<f6
     }
 }
 
+/// An id is a scope and a day, joined as the table has them.
+#[tokio::test]
+async fn the_api_refuses_an_id_that_can_have_no_row() {
+    let site = Site::new().await;
+    let tables = "CREATE TABLE visits (scope VARBINARY(99), day DATE, n INT NOT NULL, PRIMARY KEY (scope, day)); \
+         CREATE TABLE texts (scope VARBINARY(99), day VARBINARY(99), n INT NOT NULL, PRIMARY KEY (scope, day))";
+    let created = counterfoil::sqlx::raw_sql(tables);
+    created.execute(&site.pool).await.unwrap();
+    site.configure(
+        r#"
+[[family]]
+name = "shop/visits"
+kind = "visitors"
+table = { name = "visits", write = "upsert", keys = [["scope", "text"], ["day", "date"]], value = "n", separator = "|" }
+[[family]]
+name = "shop/texts"
+kind = "visitors"
+table = { name = "texts", write = "upsert", keys = [["scope", "text"], ["day", "text"]], value = "n" }
+"#,
+    );
+    let daemon = site.daemon().await;
+    ready(&daemon).await;
+    eventually("its families", async || {
+        get(&daemon, "/api/v1/families").await.json()["total"] == 2
+    })
+    .await;
+    for (family, id, status) in [
+        ("visits", "/blog/post|2026-11-25", 200),
+        ("visits", "/blog/post/2026-11-25", 400),
+        ("visits", "a|b|2026-11-25", 400),
+        ("texts", "7/2026-11-25", 200),
+        ("texts", "7/8/2026-11-25", 400),
+    ] {
+        let asked = format!(
+            "/api/v1/values?family=shop/{family}&id={}",
+            id.replace('|', "%7C")
+        );
+        let reply = get(&daemon, &asked).await;
+        assert_eq!(reply.status, status, "{family} {id}: {reply:?}");
+    }
+}
+
 #[tokio::test]
 async fn the_api_has_the_exact_values_of_every_kind() {
     let site = Site::new().await;

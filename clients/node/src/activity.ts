@@ -13,7 +13,9 @@ export class Activity {
   async touch(page: string, visitor: Bytes): Promise<void> {
     checkId(page, LONGEST_PAGE);
     checkId(visitor);
-    const { settings, partitions } = await this.family.describe();
+    const epoch = await this.family.describe();
+    this.family.check(page, epoch);
+    const { settings, partitions } = epoch;
     const stripe = crc32(visitor) % settings.stripes;
     const partition = (crc32(page) + stripe) % partitions;
     await this.family.count('activity_touch', partition, partitions, (own) => {
@@ -26,7 +28,9 @@ export class Activity {
   /** Returns the views and distinct visitors of the page. */
   async now(page: string): Promise<{ views: number; visitors: number }> {
     checkId(page, LONGEST_PAGE);
-    const { settings } = await this.family.describe();
+    const epoch = await this.family.describe();
+    this.family.check(page, epoch);
+    const { settings } = epoch;
     const stripes = await Promise.all(upTo(settings.stripes).map((stripe) => this.stripeNow(page, stripe)));
     const sum = (i: number) => stripes.reduce((sum, words) => sum + Number(words[i]), 0);
     return { views: sum(0), visitors: sum(1) };

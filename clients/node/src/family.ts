@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { crc32 } from 'node:zlib';
 import type { Call, Reply, Sender } from './call.js';
-import { MAX_N, MAX_STEP, type Bytes, type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown } from './values.js';
+import { MAX_N, MAX_STEP, type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown } from './values.js';
 import { memo, randomStep, uniqueName } from './values.js';
 
 const FRESH_MS = 30_000;
@@ -26,7 +26,9 @@ const CAUSES: Record<string, string> = {
 export type Settings = Record<string, any>;
 
 /** What `family_epoch` returned for a home, and the home's keys. */
-type Epoch = { current: string; before: string; partitions: number; settings: Settings; fence: string[]; askedAt: number };
+type Epoch = {
+  current: string; before: string; partitions: number; settings: Settings; ids: RegExp; fence: string[]; askedAt: number;
+};
 
 /** Work that may be run again: a caller's name for it, and the epoch before its first run. */
 export type Work = { name: string; epoch: string };
@@ -50,8 +52,15 @@ export class Family {
 
   async describe(): Promise<Epoch> { return this.known ?? this.epoch(0); }
 
-  /** Returns the partition of an id. In a wide family it is that of `request`, or any. */
-  partition(id: Bytes, { partitions, settings }: Epoch, request?: string): number {
+  /** Refuses an id that can have no row. */
+  check(id: string, { ids, settings }: Epoch): void {
+    if (!ids.test(id)) throw new NotCounted('BADID', `${JSON.stringify(id)} can have no row, expected ${settings.ids_in_words}`);
+  }
+
+  /** Returns the partition of an id, which can have a row. In a wide family it is that of `request`, or any. */
+  partition(id: string, epoch: Epoch, request?: string): number {
+    this.check(id, epoch);
+    const { partitions, settings } = epoch;
     return crc32(settings.wide ? (request ?? String(Math.random())) : id) % partitions;
   }
 
@@ -124,8 +133,10 @@ export class Family {
         throw cause.temporary ? new NotCounted('no epoch', cause.message, cause, true) : cause; // not sent
       });
       if (status === 'OK') {
-        const [current = '', before = '', , partitions, settings = '{}'] = words.map(String);
-        this.known = { current, before, partitions: Number(partitions), settings: JSON.parse(settings), fence, askedAt };
+        const [current = '', before = '', , partitions, description = '{}'] = words.map(String);
+        const settings: Settings = JSON.parse(description);
+        const ids = new RegExp(`^(?:${settings.ids})$`, 'u');
+        this.known = { current, before, partitions: Number(partitions), settings, ids, fence, askedAt };
         this.epochs.set(home, this.known);
         return this.known;
       }

@@ -39,6 +39,7 @@ export abstract class Later {
    */
   later(id: string, delta: Integer = 1): void {
     checkId(id);
+    if (this.family.known) this.family.check(id, this.family.known);
     checkInteger(delta);
     if (this.isClosed) throw new NotCounted('CLOSED', `${this.family.name} is closed`);
     const isFull = this.sums.size + this.inFlight >= MOST_IDS && !this.sums.has(id);

@@ -46,10 +46,11 @@ export async function command(...args) {
 }
 
 /** Configures a family without the daemon. */
-export async function configure(family, partitions, settings = '{"wide":false}') {
+export async function configure(family, partitions, more = {}) {
   const keys = ['0}:calls', ...Array.from({ length: partitions }, (_, i) => `${i}}:meta`)].map((end) => `cf1:{${namespace}/${family}/${end}`);
+  const description = { wide: false, separator: '/', ids: '[\\s\\S]{1,255}', ids_in_words: '1 to 255 bytes of UTF-8', ...more };
   const source = await readFile(new URL(import.meta.resolve('counterfoil')).pathname.replace('index.mjs', 'lua/family_configure.lua'), 'utf8');
-  await command('EVAL', source, keys.length, ...keys, 'salt', '', 'buffered', partitions, '', settings, 'max_pending', 1_000_000);
+  await command('EVAL', source, keys.length, ...keys, 'salt', '', 'buffered', partitions, '', JSON.stringify(description), 'max_pending', 1_000_000);
 }
 
 /** Counts the commands that are sent with a client: Redis itself also executes those of the daemon. */

@@ -16,7 +16,7 @@ final class Activity extends Family {
      * @throws CounterfoilException
      */
     public function touch(string|int $page, string|int $visitor): void {
-        $page = self::checkId($page, self::PAGE_BYTES);
+        $page = $this->checkRow($page, self::PAGE_BYTES);
         $visitor = self::checkId($visitor, isText: false);
         $settings = $this->ask()['settings'];
         $stripe = crc32($visitor) % $settings['stripes'];
@@ -32,7 +32,7 @@ final class Activity extends Family {
      * @throws CounterfoilException
      */
     public function now(string|int $page): array {
-        $page = self::checkId($page, self::PAGE_BYTES);
+        $page = $this->checkRow($page, self::PAGE_BYTES);
         $settings = $this->ask()['settings'];
         [$views, $visitors] = [0, 0];
         for ($stripe = 0; $stripe < $settings['stripes']; $stripe++) {

@@ -28,7 +28,7 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function add(string|int $id, int|float $delta = 1): ?int {
-        [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
+        [$id, $delta] = [$this->checkRow($id), self::checkDelta($delta)];
         $args = [1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
         $hash = $this->hashOf($id, $this->ask()['settings']);
         return self::pendingOf($this->count($this->call('buffered_add', $hash, ['buffer', 'meta'], $args)));
@@ -72,7 +72,7 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
-        [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
+        [$id, $delta] = [$this->checkRow($id), self::checkDelta($delta)];
         $epoch ??= $this->requestEpoch($request, $id);
         $hash = $this->hashOfRequest($request, $id);
         $call = $this->call('buffered_add', $hash, ['buffer', 'meta'], [1, 1, $id, $delta]);
@@ -99,7 +99,7 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function requestEpoch(string $request, string|int $id): string {
-        $partition = $this->partitionOf($this->hashOfRequest($request, self::checkId($id)));
+        $partition = $this->partitionOf($this->hashOfRequest($request, $this->checkRow($id)));
         return $this->ask($partition, isFresh: true)['epoch'];
     }
 
@@ -111,6 +111,7 @@ final class Buffered extends StoredFamily {
      */
     public function later(string|int $id, int|float $delta = 1): void {
         [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
+        $this->refuseIfKnown($id);
         $this->forgetParent();
         if (!isset($this->sums[$id]) && count($this->sums) >= self::LATER_IDS) {
             throw new NotCounted('BUSY', 'later holds ' . self::LATER_IDS . ' other ids', isTemporary: true);
@@ -270,7 +271,14 @@ final class Buffered extends StoredFamily {
             yield new Call('buffered_add', items: $items, error: $error);
             return;
         }
+        $homes = [];
         foreach ($items as $key => [$id, $delta]) {
+            try {
+                $this->refuseRowless($id, $settings);
+            } catch (NotCounted $error) {
+                yield new Call('buffered_add', items: [$key => [$id, $delta]], error: $error);
+                continue;
+            }
             $partition = $this->hashOf($id, $settings) % $of;
             $homes[$this->home($partition)][$partition][] = [$partition, $key, $id, $delta];
         }

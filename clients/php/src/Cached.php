@@ -36,7 +36,7 @@ final class Cached extends StoredFamily {
      * @throws CounterfoilException
      */
     public function get(string|int $id): int {
-        $id = self::checkId($id);
+        $id = $this->checkRow($id);
         $keys = $this->keys($this->partitionOf(crc32($id)), 'base', 'buffer', 'batch');
         $args = [1, '', bin2hex(random_bytes(8)), $id, $id];  // see Family::count
         return $this->seeded($id, fn(): string|int => $this->read('cached_get', $keys, $args)[1]);
@@ -63,7 +63,7 @@ final class Cached extends StoredFamily {
     }
 
     private function change(string|int $id, string $change): int {
-        $id = self::checkId($id);
+        $id = $this->checkRow($id);
         return $this->seeded($id, function () use ($id, $change): string {
             $args = [2, $id, $change, '', 0];  // see Family::count
             $call = $this->call('cached_incr', crc32($id), ['base', 'buffer', 'batch', 'meta'], $args);

@@ -19,7 +19,7 @@ final class Series extends Family {
      * @throws CounterfoilException
      */
     public function add(string|int $name, int|float $n = 1): void {
-        [$name, $n] = [self::checkId($name, self::NAME_BYTES), self::checkDelta($n, 1)];
+        [$name, $n] = [$this->checkRow($name, self::NAME_BYTES), self::checkDelta($n, 1)];
         $reply = $this->atTime(function (int $nowMs) use ($name, $n): array {
             $settings = $this->ask()['settings'];
             $names = ['open', 'schedule', 'names', 'idle'];
@@ -42,7 +42,7 @@ final class Series extends Family {
      * @throws CounterfoilException
      */
     public function get(string|int $name, string $label): array {
-        $name = self::checkId($name, self::NAME_BYTES);
+        $name = $this->checkRow($name, self::NAME_BYTES);
         $settings = $this->ask()['settings'];
         $slices = array_column($settings['windows'], 1, 0)[$label]
             ?? throw new NotCounted('BADARG', "the family has no window $label");

@@ -17,8 +17,8 @@ final class Visitors extends StoredFamily {
      * @throws CounterfoilException
      */
     public function firstVisit(string|int $scope, string $day, string|int $visitor): bool {
-        [$id, $visitor] = [self::idOf($scope, $day), self::checkId($visitor, isText: false)];
-        $args = [$this->ask()['settings']['remember'], 1, $id, 2, $visitor, $visitor];  // see Family::count
+        [$id, $visitor] = [$this->idOf($scope, $day), self::checkId($visitor, isText: false)];
+        $args = [1, $id, 2, $visitor, $visitor];  // see Family::count
         $reply = $this->count($this->call('visitors_first', crc32($id), ['buffer', 'meta', "seen:$id"], $args));
         return self::number($reply[0] === 'OK' ? $reply[2] : $reply[1]) === 1;
     }
@@ -29,7 +29,7 @@ final class Visitors extends StoredFamily {
      * @throws CounterfoilException
      */
     public function value(string|int $scope, string $day): int {
-        return $this->exactValues([self::idOf($scope, $day)])[0];
+        return $this->exactValues([$this->idOf($scope, $day)])[0];
     }
 
     /**
@@ -41,15 +41,15 @@ final class Visitors extends StoredFamily {
      */
     public function values(iterable $days): array {
         $ids = [];
-        foreach ($days as [$scope, $day]) $ids[] = self::idOf($scope, $day);
+        foreach ($days as [$scope, $day]) $ids[] = $this->idOf($scope, $day);
         return $this->exactValues($ids);
     }
 
-    private static function idOf(string|int $scope, string $day): string {
+    private function idOf(string|int $scope, string $day): string {
         $date = DateTimeImmutable::createFromFormat('!Y-m-d', $day);
         if ($date === false || $date->format('Y-m-d') !== $day) {
             throw new NotCounted('BADID', "expected a day like 2014-09-20, not $day");
         }
-        return self::checkId(self::checkId($scope) . "/$day");
+        return $this->checkRow(self::checkId($scope) . $this->ask()['settings']['separator'] . $day);
     }
 }

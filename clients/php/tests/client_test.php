@@ -108,7 +108,8 @@ return [
         $redis->flushDB();
         $keys = ['cf1:{' . NS . '/views/0}:calls', ...array_map(fn($p) => 'cf1:{' . NS . "/views/$p}:meta", range(0, 3))];
         $configure = file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/lua/family_configure.lua');
-        $redis->eval($configure, [...$keys, 'salt', '', 'buffered', 4, '', '{"kind":"buffered","wide":false}', 'max_pending', 1000000], count($keys));
+        $description = json_encode(['wide' => false, 'separator' => '/', 'ids' => '[\s\S]{1,255}', 'ids_in_words' => 'text']);
+        $redis->eval($configure, [...$keys, 'salt', '', 'buffered', 4, '', $description, 'max_pending', 1000000], count($keys));
         $views = (new Counterfoil($redis, NS))->buffered('views');
         $id = id();
         same(1, $views->add($id));

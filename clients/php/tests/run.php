@@ -99,7 +99,8 @@ function configure(string $family, int $partitions, bool $isWide = false): void
 {
     $of = fn(string $end): string => 'cf1:{' . NS . "/$family/$end";
     $keys = [$of('0}:calls'), ...array_map(fn(int $i): string => $of("$i}:meta"), range(0, $partitions - 1))];
-    $args = ['salt', '', 'buffered', $partitions, '', json_encode(['wide' => $isWide]), 'max_pending', 1_000_000];
+    $ids = ['separator' => '/', 'ids' => '[\s\S]{1,255}', 'ids_in_words' => '1 to 255 bytes of UTF-8'];
+    $args = ['salt', '', 'buffered', $partitions, '', json_encode(['wide' => $isWide] + $ids), 'max_pending', 1_000_000];
     redis()->eval(file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/lua/family_configure.lua'), [...$keys, ...$args], count($keys));
 }
 

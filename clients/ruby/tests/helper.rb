@@ -68,9 +68,10 @@ class ClientTest < Minitest::Test
   end
 
   # Configures a family without the daemon.
-  def configure(family, partitions, settings = '{"wide":false}')
+  def configure(family, partitions, more = {})
     keys = ["cf1:{#{NAMESPACE}/#{family}/0}:calls", *Array.new(partitions) { |i| "cf1:{#{NAMESPACE}/#{family}/#{i}}:meta" }]
-    args = ["salt", "", "buffered", partitions, "", settings, "max_pending", 1_000_000]
+    ids = { wide: false, separator: "/", ids: '[\s\S]{1,255}', ids_in_words: "1 to 255 bytes of UTF-8" }
+    args = ["salt", "", "buffered", partitions, "", JSON.generate(ids.merge(more)), "max_pending", 1_000_000]
     @redis.call("EVAL", Counterfoil::Scripts::SOURCES.fetch("family_configure"), keys.size, *keys, *args)
   end
 

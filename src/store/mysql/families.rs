@@ -74,6 +74,7 @@ impl Known {
             number: self.number,
             database: self.database,
             range: i64::MIN..=i64::MAX,
+            columns: None,
         }
     }
 }

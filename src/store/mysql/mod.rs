@@ -44,7 +44,9 @@ use self::target::Target;
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::family::table::Table;
-use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot, Store};
+use crate::store::{
+    Applied, Batch, Columns, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot, Store,
+};
 
 /// A [`Store`] in MySQL (8.0.4 or later) or MariaDB (10.6 or later). Clones share one store.
 ///
@@ -168,7 +170,8 @@ impl MysqlStore {
 
     async fn register_with(&self, family: &Family, again: bool) -> Result<Registered> {
         self.ensure_tables().await?;
-        let range = self.target(family).await?.range.clone();
+        let target = self.target(family).await?;
+        let (range, columns) = (target.range.clone(), target.definition.clone());
         family.check_bounds(&range)?;
         if family.is_cached() {
             self.leave_replica().await?;
@@ -176,6 +179,7 @@ impl MysqlStore {
         let registered = families::register(&self.primary, family, again).await?;
         Ok(Registered {
             range,
+            columns,
             ..registered
         })
     }
@@ -247,6 +251,10 @@ impl Store for MysqlStore {
 
     async fn register_again(&self, known: &Registered) -> Result<Registered> {
         self.register_with(&known.family, true).await
+    }
+
+    async fn columns(&self, family: &Family) -> Result<Option<Arc<Columns>>> {
+        Ok(self.target(family).await?.definition.clone())
     }
 
     async fn families(&self) -> Result<Vec<(String, Result<Registered>)>> {

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use indexmap::IndexMap;
 
@@ -10,6 +11,7 @@ use super::session::Database;
 use super::statement::{of_table, quoted, table_name};
 use crate::error::{Error, Result};
 use crate::family::table::{KeyType, Missing, Table};
+use crate::store::{Columns, Extent};
 
 /// The properties of a table that the statements need beyond its description.
 pub struct Shape {
@@ -25,6 +27,8 @@ pub struct Shape {
     pub is_numbered: bool,
     /// `true` if the value column may be NULL, which counts as 0.
     pub nullable: bool,
+    /// What the columns can hold; `None` for counterfoil's own table.
+    pub columns: Option<Arc<Columns>>,
 }
 
 /// The storage of a key column's values.
@@ -95,6 +99,7 @@ impl Shape {
             range: i64::MIN..=i64::MAX,
             is_numbered: false,
             nullable: false,
+            columns: None,
         }
     }
 
@@ -226,10 +231,12 @@ impl Definition<'_> {
             let column = self.columns.get(&name.to_lowercase());
             column.ok_or_else(|| format!("has no column {name}"))
         };
-        let keys = self.table.keys.iter();
-        let storages = keys
-            .map(|(name, kind)| column(name)?.storage(name, *kind))
-            .collect::<Result<_, _>>()?;
+        let (mut storages, mut extents) = (Vec::new(), Vec::new());
+        for (name, kind) in &self.table.keys {
+            let column = column(name)?;
+            storages.push(column.storage(name, *kind)?);
+            extents.push(column.extent());
+        }
         let (name, value) = (&self.table.value, column(&self.table.value)?);
         if !value.is_integer() {
             let is = &value.data_type;
@@ -266,6 +273,7 @@ impl Definition<'_> {
             is_numbered: columns
                 .any(|(name, column)| column.auto_increment && !keys.contains(name)),
             nullable: value.nullable,
+            columns: Some(Arc::new(Columns { keys: extents })),
         })
     }
 
@@ -319,6 +327,13 @@ impl Column {
 
     /// Returns the values of an integer column, as far as they are valid i64s.
     fn range(&self) -> RangeInclusive<i64> {
+        let (least, most) = self.numbers().into_inner();
+        let least = i64::try_from(least).unwrap_or(i64::MIN);
+        least..=i64::try_from(most).unwrap_or(i64::MAX)
+    }
+
+    /// Returns the numbers that an integer column can hold.
+    fn numbers(&self) -> RangeInclusive<i128> {
         let bits = match self.data_type.as_str() {
             "tinyint" => 8,
             "smallint" => 16,
@@ -326,11 +341,22 @@ impl Column {
             "int" => 32,
             _ => 64,
         };
-        let highest = i64::MAX >> (64 - bits);
-        if !self.unsigned {
-            return -highest - 1..=highest;
+        if self.unsigned {
+            0..=(1 << bits) - 1
+        } else {
+            -(1 << (bits - 1))..=(1 << (bits - 1)) - 1
         }
-        0..=highest.saturating_mul(2).saturating_add(1)
+    }
+
+    /// Returns what a key column can hold.
+    fn extent(&self) -> Extent {
+        let length = usize::try_from(self.length).unwrap_or(usize::MAX);
+        match self.data_type.as_str() {
+            _ if self.is_integer() => Extent::Numbers(self.numbers()),
+            "varbinary" => Extent::Bytes(length),
+            "char" | "varchar" => Extent::Characters(length),
+            _ => Extent::All,
+        }
     }
 
     fn characters(&self) -> Storage {

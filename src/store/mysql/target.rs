@@ -5,6 +5,7 @@
 //! unrelated transactions.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 use serde::Serialize;
 
@@ -14,7 +15,7 @@ use super::shape::{Shape, Storage};
 use super::state::STATE;
 use super::statement::{Statement, quoted, table_name};
 use crate::family::table::{KeyType, Missing, Table};
-use crate::store::Registered;
+use crate::store::{Columns, Registered};
 
 /// The exact number of rows of [`Target::bulk_upsert`]. A statement for every number of rows would
 /// not stay prepared.
@@ -42,6 +43,8 @@ pub struct Target {
     /// The key columns. The first one of counterfoil's own table is the family.
     pub keys: Vec<StoredKey>,
     pub is_own: bool,
+    /// What its columns can hold; `None` for counterfoil's own.
+    pub definition: Option<Arc<Columns>>,
     /// Takes rows of a delta and a key. Inserts only if the table is numbered.
     pub upsert: Statement,
     /// An upsert of [`BULK`] rows of a key and a delta, all as parameters, which costs the server
@@ -169,6 +172,7 @@ impl Target {
             is_numbered: shape.is_numbered,
             value: table.value.clone(),
             is_own,
+            definition: shape.columns.clone(),
             upsert: Statement::new(format!(
                 "INSERT INTO {name} ({columns_of}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas}{or_update}"
             )),
@@ -295,7 +299,7 @@ pub fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Segment<'i
     let Some(table) = &family.table else {
         return Ok(vec![Segment::Text(id)]);
     };
-    let parts = table.split(id)?.into_iter().zip(&table.keys);
+    let parts = table.split(id).zip(&table.keys);
     Ok(parts
         .map(|(part, (_, kind))| Segment::new(*kind, part))
         .collect())

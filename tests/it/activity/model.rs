@@ -444,14 +444,19 @@ fn becomes(frame: &mut Frame, kind: &str, max_pending: Option<usize>) {
     let max_pending = max_pending
         .unwrap_or(frame.family.max_pending())
         .to_string();
-    frame.write(
-        "HSET",
-        FENCE[0],
-        &["=kind", kind, "=max_pending", &max_pending],
-    );
-    frame
-        .family
-        .set([("=kind", kind), ("=max_pending", &max_pending)]);
+    let remember = REMEMBER_MS.to_string();
+    let fields = [
+        ("=kind", kind),
+        ("=settings", "max_pending remember"),
+        ("=max_pending", &max_pending),
+        ("=remember", &remember),
+    ];
+    let words: Vec<_> = fields
+        .iter()
+        .flat_map(|(name, value)| [*name, *value])
+        .collect();
+    frame.write("HSET", FENCE[0], &words);
+    frame.family.set(fields);
 }
 
 impl Activity {
@@ -506,7 +511,7 @@ impl Activity {
         let mut keys = [FENCE[0], FENCE[1], "buffer", "meta"]
             .map(str::to_owned)
             .to_vec();
-        let mut args = vec![REMEMBER_MS.to_string(), first.visits.len().to_string()];
+        let mut args = vec![first.visits.len().to_string()];
         for (id, visitors) in &first.visits {
             let id = IDS[*id];
             keys.push(format!("seen:{id}"));

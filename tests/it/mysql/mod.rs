@@ -1,6 +1,7 @@
 mod batches;
 mod checks;
 mod database;
+mod ids;
 mod locks;
 mod overview;
 mod privileges;

@@ -50,7 +50,7 @@ async fn every_id_arrives_byte_by_byte() {
         let mut ids: Vec<_> = ids.iter().map(|id| id.to_string()).collect();
         if name == "two" {
             ids.pop();
-            ids.iter_mut().for_each(|id| *id = format!("{id}é{id}é"));
+            ids.iter_mut().for_each(|id| *id = format!("{id}é{id}"));
         }
         let all = ids.len() as u64;
         db.adds(&family, 1, ids.iter().zip(1..), (all, 0)).await;

@@ -87,10 +87,13 @@ pub const RUST: Language = Language {
     package: Package("rust"),
     libraries: &[Library {
         name: "counterfoil",
-        lacks: &[(
-            Need::Announces,
-            "a program in Rust configures its families itself",
-        )],
+        lacks: &[
+            (
+                Need::Announces,
+                "a program in Rust configures its families itself",
+            ),
+            (Need::Description, "the crate opens families itself"),
+        ],
     }],
 };
 

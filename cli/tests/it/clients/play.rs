@@ -234,7 +234,7 @@ impl Play<'_> {
             "votes" | "files" | "stock" => "cached",
             "hits" => "series",
             "readers" => "activity",
-            "daily" => "visitors",
+            "daily" | "visits" | "visits_by_text" => "visitors",
             _ => "buffered",
         };
         Ok(json!({

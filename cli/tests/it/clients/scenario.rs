@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 
+use counterfoil::admin::Script;
 use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use testkit::Package;
 
 /// The variable with a part of the names of the scenarios to play.
@@ -60,6 +61,8 @@ pub enum Need {
     Announces,
     /// A clock that the scenario sets.
     Clock,
+    /// A family that the client knows by its description in Redis only.
+    Description,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -245,8 +248,61 @@ impl Scenario {
                     ..scenario.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
                 }
             })
+            .chain([Self::of_ids()])
             .filter(|scenario: &Scenario| scenario.name.contains(&wanted))
             .collect()
+    }
+
+    /// Returns the scenario of `clients/ids.json`: a family for each table, and its ids.
+    fn of_ids() -> Self {
+        let file = fs::read_to_string(Package::folder().join("ids.json")).expect("ids");
+        let file: Value = serde_json::from_str(&file).expect("JSON");
+        let configure = Script::all().find(|script| script.name == "family_configure");
+        let configure = configure.expect("a script").source;
+        let mut steps = vec![];
+        for case in file["cases"].as_array().expect("cases") {
+            let name = case["id"].as_str().expect("a name");
+            let description = json!({
+                "wide": false,
+                "separator": case["separator"],
+                "ids": case["ids"],
+                "ids_in_words": case["id"],
+            });
+            let description = description.to_string();
+            let [calls, meta] =
+                ["calls", "meta"].map(|key| format!("cf1:{{NAMESPACE/{name}/0}}:{key}"));
+            let words = [
+                "EVAL",
+                configure,
+                "2",
+                &calls,
+                &meta,
+                "salt",
+                "",
+                "buffered",
+                "1",
+                "",
+                &description,
+            ];
+            steps.push(json!({ "command": words }));
+            for id in case["accepted"].as_array().expect("ids") {
+                steps.push(json!({"call": format!("{name}.add"), "args": [id, 1]}));
+            }
+            for id in case["refused"].as_array().expect("ids") {
+                let refused = json!({"error": "not_counted", "reason": "BADID"});
+                steps.push(
+                    json!({"call": format!("{name}.add"), "args": [id, 1], "fails": refused}),
+                );
+            }
+            // no database has the family
+            let pending = format!("cf1:{{NAMESPACE/{name}/0}}:buffer");
+            steps.push(json!({"command": ["DEL", &calls, &meta, &pending]}));
+        }
+        let scenario = json!({"why": file["why"], "needs": ["description"], "steps": steps});
+        Scenario {
+            name: "ids-of-tables".to_owned(),
+            ..serde_json::from_value(scenario).expect("a scenario")
+        }
     }
 
     /// Returns the families that the steps count in.

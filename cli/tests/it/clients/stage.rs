@@ -23,7 +23,7 @@ use crate::support::{Daemon, Site, eventually};
 const REPLY: Duration = Duration::from_secs(10);
 
 /// The families in tables of the application, and the columns with id and value.
-const TABLES: [(&str, &str); 4] = [
+const TABLES: [(&str, &str); 7] = [
     ("store_days", "SELECT CONCAT(store_id, '/', day), hits"),
     (
         "files",
@@ -34,6 +34,18 @@ const TABLES: [(&str, &str); 4] = [
         "SELECT CAST(id AS CHAR), CAST(n AS SIGNED) - CAST(n_before AS SIGNED)",
     ),
     ("words", "SELECT CONVERT(word USING utf8mb4), n"),
+    (
+        "visits",
+        "SELECT CONVERT(CONCAT(scope, '|', day) USING utf8mb4), n",
+    ),
+    (
+        "visits_by_text",
+        "SELECT CONVERT(CONCAT(scope, '/', day) USING utf8mb4), n",
+    ),
+    (
+        "paths",
+        "SELECT CONVERT(CONCAT(store_id, '/', path) USING utf8mb4), n",
+    ),
 ];
 
 /// The family that no namespace declares by name: its clients announce it.

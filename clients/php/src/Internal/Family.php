@@ -186,6 +186,25 @@ abstract class Family {
         throw new NotCounted('BADID', "expected 1 to $max bytes" . ($isText ? ' of UTF-8' : ''));
     }
 
+    /** Refuses an id, a name or a page that can have no row. */
+    protected function checkRow(mixed $id, int $max = 255): string {
+        $id = self::checkId($id, $max);
+        $this->refuseRowless($id, $this->ask()['settings']);
+        return $id;
+    }
+
+    /** Does the same as far as it is known without asking Redis. */
+    protected function refuseIfKnown(string $id): void {
+        if (isset($this->known[0])) $this->refuseRowless($id, $this->known[0]['settings']);
+    }
+
+    protected function refuseRowless(string $id, array $settings): void {
+        // the delimiter is a character that patterns have in escaped form only
+        if (preg_match("\x01\\A(?:{$settings['ids']})\\z\x01u", $id) === 1) return;
+        $given = json_encode($id, JSON_UNESCAPED_SLASHES | JSON_UNESCAPED_UNICODE);
+        throw new NotCounted('BADID', "$given can have no row, expected {$settings['ids_in_words']}");
+    }
+
     /** Refuses what is not an integer: PHP makes a float of an integer that leaves its 64 bits. */
     protected static function checkDelta(mixed $delta, int $least = PHP_INT_MIN): int {
         if (is_int($delta) && $delta >= $least) return $delta;

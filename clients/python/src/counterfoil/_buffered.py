@@ -78,7 +78,8 @@ class Buffered(ExactValues[D]):
         """Adds to a sum in the process, which is sent within milliseconds. Never waits. A killed process
         loses its sums."""
         channel = self.channel
-        channel.sums.take(valid(id), integer(delta))
+        channel.check_known(valid(id))
+        channel.sums.take(id, integer(delta))
         channel.session.wake()
 
     @call
@@ -99,6 +100,7 @@ class Buffered(ExactValues[D]):
 
     async def _request_partition(self, request: str, id: str) -> tuple[int, int]:
         description: Description = value_of(await self.channel.known())
+        description.check(id)
         word = request if description.settings.get("wide") else id
         return zlib.crc32(word.encode()) % description.partitions, description.partitions
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import secrets
 import time
 import zlib
@@ -84,6 +85,11 @@ class Family(Generic[D]):
     def keys(self, partition: int, *names: str) -> Keys:
         return tuple(f"cf1:{{{self.name}/{partition}}}:{name}" for name in names)
 
+    def checked(self, description: Description, change: Any) -> Any:
+        """Returns a change whose id, name or page can have a row."""
+        description.check(change[0])
+        return change
+
     def partition(self, description: Description, change: Any) -> int:
         return zlib.crc32(change[0].encode()) % description.partitions
 
@@ -104,6 +110,13 @@ class Description(NamedTuple):
     before: bytes
     partitions: int
     settings: dict[str, Any]
+    ids: re.Pattern[str]
+
+    def check(self, id: str) -> str:
+        """Refuses an id that can have no row."""
+        if self.ids.fullmatch(id):
+            return id
+        raise NotCounted("BADID", f"{id!r} can have no row, expected {self.settings['ids_in_words']}")
 
 
 class Queue:
@@ -162,8 +175,14 @@ class Channel:
 
     async def described(self, *change: Any) -> tuple[int, Description]:
         """The partition of a change, and a fresh description of the family."""
-        partition = self.family.partition(value_of(await self.known()), change)
+        known = value_of(await self.known())
+        partition = self.family.partition(known, self.family.checked(known, change))
         return partition, await self.describe(self.home(partition))
+
+    def check_known(self, id: str) -> None:
+        """Refuses an id that can have no row, as far as this is known without waiting."""
+        if self._last:
+            self._last.check(id)
 
     async def describe(self, home: int = 0, deadline: float = 0) -> Description:
         """Returns the family and its current epoch, as Redis replied less than 30 s ago. Callers share a call."""
@@ -186,7 +205,9 @@ class Channel:
             args = [self.family.kind, last.partitions if last else "", "", ""]
             status, *words = await self.read("family_epoch", self.family.keys(home, *CALLS), args, deadline)
             if status == b"OK":
-                self._last = Description(asked_at, words[0], words[1], int(words[3]), json.loads(words[4]))
+                settings = json.loads(words[4])
+                ids = re.compile(settings["ids"])
+                self._last = Description(asked_at, words[0], words[1], int(words[3]), settings, ids)
                 self.descriptions[home] = self._last
                 return self._last
             if status == b"MISMATCH":
@@ -275,6 +296,10 @@ class Channel:
         for error in (change, known):
             if isinstance(error, CounterfoilError):
                 return Entry(None, 0, change, deadline, error, settled=True)
+        try:
+            change = self.family.checked(known, change)
+        except CounterfoilError as error:
+            return Entry(None, 0, change, deadline, error, settled=True)
         partition = self.family.partition(known, change)
         number = 0 if self.family.spans_partitions and not self.client.is_cluster else partition
         key = number, known.partitions

@@ -6,7 +6,7 @@ import zlib
 from datetime import date
 from typing import Any, Iterable, NamedTuple
 
-from ._errors import NotCounted
+from ._errors import NotCounted, value_of
 from ._family import D, Description, Family, Keys, Words, call, valid
 from ._value import ExactValues
 
@@ -76,22 +76,31 @@ class Visitors(ExactValues[D]):
     async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:
         """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first
         visit."""
-        return bool(await self.channel.change(valid(_id(scope, day)), _visitor(visitor)))
+        return bool(await self.channel.change((valid(scope), _day(day)), _visitor(visitor)))
 
     @call
     async def value(self, scope: str, day: str | date) -> int:  # type: ignore[override]
         """Returns the exact number of visitors."""
-        return (await self.exact([_id(scope, day)]))[0]
+        return (await self._values([(scope, day)]))[0]
 
     @call
     async def values(self, days: Iterable[tuple[str, str | date]]) -> list[int]:  # type: ignore[override]
         """Returns the exact numbers of visitors of many scopes and days, in their order."""
-        return await self.exact([_id(scope, day) for scope, day in days])
+        return await self._values(days)
+
+    async def _values(self, days: Iterable[tuple[str, str | date]]) -> list[int]:
+        given = [(valid(scope), _day(day)) for scope, day in days]
+        description = value_of(await self.channel.known()) if given else None
+        return await self.exact([_id(description, *one) for one in given])
+
+    def checked(self, description: Description, change: Any) -> Any:
+        (scope, day), visitor = change
+        return _id(description, scope, day), visitor
 
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         keys = self.keys(partition, "buffer", "meta", *(f"seen:{id}" for id, _ in changes))
         visits = [word for id, visitor in changes for word in (id, 1, visitor)]
-        return "visitors_first", keys, [settings["remember"], len(changes), *visits]
+        return "visitors_first", keys, [len(changes), *visits]
 
 
 def _window(settings: dict[str, Any]) -> tuple[int, int]:
@@ -99,10 +108,14 @@ def _window(settings: dict[str, Any]) -> tuple[int, int]:
     return settings["layer"], settings["window"] // settings["layer"]
 
 
-def _id(scope: str, day: str | date) -> str:
-    scope = valid(scope)
+def _id(description: Any, scope: str, day: str) -> str:
+    id: str = description.check(valid(f"{scope}{description.settings['separator']}{day}"))
+    return id
+
+
+def _day(day: str | date) -> str:
     try:
-        return f"{scope}/{date.fromisoformat(str(day)).isoformat()}"
+        return date.fromisoformat(str(day)).isoformat()
     except ValueError as error:
         raise NotCounted("BADID", f"expected a day as YYYY-MM-DD, not {day!r}") from error
 

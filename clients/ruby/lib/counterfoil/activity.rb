@@ -21,7 +21,7 @@ class Counterfoil
     # @return [nil]
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def touch(page, visitor)
-      page, visitor = @family.text(page, 200), @family.bytes(visitor)
+      page, visitor = @family.id(page, 200), @family.bytes(visitor)
       stripe = Zlib.crc32(visitor) % settings["stripes"]
       partition = partition(page, stripe, of = @family.partitions)
       keys = @family.keys(partition, "open", "schedule", "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}")
@@ -32,7 +32,7 @@ class Counterfoil
 
     # @return [Array(Integer, Integer)] views and visitors of the window
     def now(page)
-      page = @family.text(page, 200)
+      page = @family.id(page, 200)
       by_home = (0...settings["stripes"]).group_by { |stripe| @family.home(partition(page, stripe)) }.values
       by_home.flat_map { |stripes| stripes.each_slice(PLACES).flat_map { |some| read(page, some) } }.transpose.map(&:sum)
     end

@@ -54,7 +54,7 @@ class Counterfoil
     #
     # @return [nil]
     # @raise [NotCounted] with the reason `BUSY` if 100,000 ids wait
-    def later(id, delta = 1) = @later.add(self, @family.text(id), change(delta))
+    def later(id, delta = 1) = @later.add(self, @family.id_if_known(id), change(delta))
 
     # Waits until all that {#later} took before is counted.
     #
@@ -72,7 +72,7 @@ class Counterfoil
     def partition(id, of) = wide? ? rand(of) : super
 
     def request(request, id)
-      request, id, of = @family.text(request, 64), @family.text(id), @family.partitions
+      request, id, of = @family.text(request, 64), @family.id(id), @family.partitions
       [request, id, @family.partition(wide? ? request : id, of), of]
     end
 

@@ -43,7 +43,7 @@ class Counterfoil
 
     # Repeats the block until the counter has a base.
     def with_base(id)
-      id = @family.text(id)
+      id = @family.id(id)
       deadline = Connection.now + @family.connection.retry_for
       loop do
         result = yield(id)

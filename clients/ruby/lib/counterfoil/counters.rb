@@ -78,7 +78,7 @@ class Counterfoil
     def groups(items) = items.size == 1 ? [items] : items.chunk_while { |a, b| a.partition == b.partition }
 
     def item(id, change)
-      id, of = @family.text(id), @family.partitions
+      id, of = @family.id(id), @family.partitions
       Item.new(partition(id, of), of, id, change(change))
     end
 

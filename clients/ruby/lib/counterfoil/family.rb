@@ -6,10 +6,18 @@ require "zlib"
 class Counterfoil
   # A family of counters: its keys, settings and epochs, and its counting calls.
   class Family
-    # What a home replied: the epoch, the one before, and the family's settings. `until` is when to ask again.
-    Epoch = Struct.new(:now, :before, :partitions, :settings, :until) do
+    # What a home replied: the epoch, the one before, and the family's settings. `until` is when to ask again, and `ids` matches
+    # the ids that can have a row.
+    Epoch = Struct.new(:now, :before, :partitions, :settings, :until, :ids) do
       # @param stored [String, nil] an epoch that was stored with a request
       def knows?(stored) = stored.nil? || stored == now || stored == before
+
+      # @return [String] the id, unless it can have no row
+      def check(id)
+        return id if ids.match?(id)
+
+        raise NotCounted.new("BADID", "#{id.inspect} can have no row, expected #{settings["ids_in_words"]}")
+      end
     end
     # A counting call, whose repeats are the same.
     Call = Struct.new(:script, :home, :keys, :args, :of, :epoch, :caller, :is_sent, :reply)
@@ -142,6 +150,12 @@ class Counterfoil
       raise NotCounted.new("BADID", error.message)
     end
 
+    # @return [String] an id, a name or a page that can have a row, as UTF-8
+    def id(id, max = 255) = (@known || ask(0)).check(text(id, max))
+
+    # @return [String] the same, as far as it is known without asking Redis
+    def id_if_known(id) = @known ? @known.check(text(id)) : text(id)
+
     # @return [String] 1 to 255 bytes of any kind
     def bytes(string)
       return string if string.is_a?(String) && string.bytesize.between?(1, 255)
@@ -185,7 +199,9 @@ class Counterfoil
       end
       raise mismatch(*words) if status != "OK"
 
-      known = Epoch.new(words[0], words[1], Integer(words[3]), JSON.parse(words[4]), asked_at + VALID_FOR)
+      settings = JSON.parse(words[4])
+      ids = /\A(?:#{settings["ids"]})\z/
+      known = Epoch.new(words[0], words[1], Integer(words[3]), settings, asked_at + VALID_FOR, ids)
       @epochs = @epochs.merge(home => known)
       @known = known
     end

@@ -18,7 +18,7 @@ class Counterfoil
     # @return [nil]
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def add(name, n = 1)
-      name, n = @family.text(name, 200), @family.integer(n, 1)
+      name, n = @family.id(name, 200), @family.integer(n, 1)
       partition = @family.partition(name, of = @family.partitions)
       keys = @family.keys(partition, "open", "schedule", "names", "idle", *windows.map { |label,| "series:#{label}:#{name}" })
       reply = @family.at_server_time do |now_ms|
@@ -34,7 +34,7 @@ class Counterfoil
     # @param label [String] `60s`, `day` or `month`, as the family is configured
     # @return [Array<Array(Integer, Integer)>] start in Unix seconds and count, the oldest first; the last slice is not over
     def get(name, label)
-      name = @family.text(name, 200)
+      name = @family.id(name, 200)
       _, slices = windows.assoc(label) || raise(NotCounted.new("BADARG", "#{@family.name} has no window #{label.inspect}"))
       _, now_ms, text = @family.read("series_get", @family.keys(@family.partition(name), "series:#{label}:#{name}"), [""])
       starts = [calendar.slice(label, Integer(now_ms) / 1000).begin]

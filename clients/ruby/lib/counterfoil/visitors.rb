@@ -20,7 +20,7 @@ class Counterfoil
     def first_visit(scope, day, visitor)
       id = id(scope, day)
       partition = @family.partition(id, of = @family.partitions)
-      args = [@family.settings["remember"], 1, id, 1, @family.bytes(visitor)]
+      args = [1, id, 1, @family.bytes(visitor)]
       keys = @family.keys(partition, "buffer", "meta", "seen:#{id}")
       word = @family.count(@family.call("visitors_first", @family.home(partition), keys, args, of)).last.to_s
       word.match?(/[A-Z]/) ? raise(NotCounted, word) : word == "1"
@@ -39,7 +39,7 @@ class Counterfoil
       is_day = day.to_s.match?(/\A\d{4}-\d\d-\d\d\z/) && Date.valid_date?(*day.to_s.split("-").map(&:to_i))
       raise NotCounted.new("BADID", "#{day.inspect} is not YYYY-MM-DD") unless is_day
 
-      @family.text("#{@family.text(scope)}/#{day}")
+      @family.id("#{@family.text(scope)}#{@family.settings["separator"]}#{day}")
     end
   end
 end

@@ -177,6 +177,8 @@ impl Family {
         if !is("=kind", kind) || !is("=partitions", partitions) {
             self.end_epochs();
         }
+        // a setting of visitors only
+        self.fields.remove("=remember");
         self.set([("=kind", kind), ("=partitions", partitions)]);
         let names: Vec<_> = settings.iter().map(|(name, _)| *name).collect();
         self.set([
