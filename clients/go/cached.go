@@ -56,10 +56,13 @@ func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
 		if err != nil {
 			return Result{Err: err}
 		}
-		keys := c.keys(e.partitionOf(id), "base", "buffer", "batch")
+		keys := c.keys(e.partitionOf(id), "base", "buffer", "batch", "meta")
 		words, err := c.reply(ctx, "cached_get", keys, 1, "", newCaller(), id)
 		if err != nil {
 			return Result{Err: err}
+		}
+		if words[1] == "UNCONFIGURED" {
+			return Result{Err: c.failTemporarily("UNCONFIGURED", fmt.Errorf("in the partition of %q", id))}
 		}
 		return c.resultOf(words[1])
 	})

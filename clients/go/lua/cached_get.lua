@@ -6,6 +6,7 @@
 --                             HEX16" before that
 --   2 buffer        hash      id -> pending delta
 --   3 batch         hash      id -> delta
+--   4 meta          hash      incarnation; a client that may be behind a proxy passes it
 -- ARGV
 --   1 tickets       integer   1 to make tickets, 0 to make none
 --   2 now_ms        integer   "" for the server's clock; anything else is for tests
@@ -15,19 +16,21 @@
 -- REPLIES
 --   {"OK", word...}           for each id its value, an integer; MISS:ticket where it has no base,
 --                             with an empty ticket where none is stored and none was to be made;
---                             BEYOND where the value is not below 2^53 in size; or BADSTATE where
---                             what is stored is not an integer
+--                             BEYOND where the value is not below 2^53 in size; BADSTATE where
+--                             what is stored is not an integer; or UNCONFIGURED for all if meta has
+--                             no incarnation: Redis was emptied, or a proxy that shards keys sent
+--                             the call to another server
 -- ERRORS
 --   BADARG                    an argument is missing, or an id too long or empty; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
 
 local base_key, buffer, batch = KEYS[1], KEYS[2], KEYS[3]
-local fit = #KEYS == 3 and #ARGV > 3 and #ARGV < 1004
+local fit = (#KEYS == 3 or #KEYS == 4) and #ARGV > 3 and #ARGV < 1004
 fit = fit and (ARGV[1] == '0' or ARGV[1] == '1')
 for i = 4, fit and #ARGV or 0 do fit = fit and ARGV[i] ~= '' and #ARGV[i] < 256 end
 if not fit then
-  return redis.error_reply('BADARG expected 3 keys; tickets of 0 or 1, now_ms, salt, and 1 '
+  return redis.error_reply('BADARG expected 3 keys, or 4; tickets of 0 or 1, now_ms, salt, and 1 '
     .. 'to 1000 ids')
 end
 
@@ -37,6 +40,10 @@ local waits = redis.call('HMGET', buffer, unpack(ARGV, 4))
 local cut = redis.call('HMGET', batch, unpack(ARGV, 4))
 
 local reply, tickets = { 'OK' }, {}
+if KEYS[4] and not redis.call('HMGET', KEYS[4], 'incarnation')[1] then
+  for i = 1, #bases do reply[i + 1] = 'UNCONFIGURED' end
+  return reply
+end
 for i, base in ipairs(bases) do
   local row = base and base:sub(15) or 'ticket '
   local word

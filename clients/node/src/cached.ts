@@ -44,8 +44,10 @@ export class Cached {
   async get(id: string): Promise<Integer> {
     return this.seeded(id, async (partition) => {
       const args = [1, '', uniqueName(), id];
-      const keys = this.family.keys(partition, 'base', 'buffer', 'batch');
-      return (await this.family.read('cached_get', () => ({ keys, args })))[0];
+      const keys = this.family.keys(partition, 'base', 'buffer', 'batch', 'meta');
+      const [word] = await this.family.read('cached_get', () => ({ keys, args }));
+      if (String(word) !== 'UNCONFIGURED') return word;
+      throw new NotCounted('UNCONFIGURED', `${this.family.name} in the partition of ${id}`, undefined, true);
     });
   }
 

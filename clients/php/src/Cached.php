@@ -37,9 +37,13 @@ final class Cached extends StoredFamily {
      */
     public function get(string|int $id): int {
         $id = $this->checkRow($id);
-        $keys = $this->keys($this->partitionOf(crc32($id)), 'base', 'buffer', 'batch');
+        $keys = $this->keys($this->partitionOf(crc32($id)), 'base', 'buffer', 'batch', 'meta');
         $args = [1, '', bin2hex(random_bytes(8)), $id, $id];  // see Family::count
-        return $this->seeded($id, fn(): string|int => $this->read('cached_get', $keys, $args)[1]);
+        return $this->seeded($id, function () use ($keys, $args): string|int {
+            $word = $this->read('cached_get', $keys, $args)[1];
+            if ($word !== 'UNCONFIGURED') return $word;
+            throw new NotCounted($word, "$this->name in the partition of $args[3]", isTemporary: true);
+        });
     }
 
     /**

@@ -815,6 +815,17 @@ class Sums(Case):
 
 
 class Kinds(Case):
+    def test_a_partition_without_an_incarnation_is_not_read(self):
+        votes, id = connected().cached("votes", read_row=lambda id: 7), new_id()
+        self.assertEqual(votes.get(id), 7)
+        meta = f"cf1:{{{NAMESPACE}/votes/{zlib.crc32(id.encode()) % 2}}}:meta"
+        plain().rename(meta, f"{meta}:away")
+        try:
+            self.assertTrue(self.assert_raises(NotCounted, "UNCONFIGURED", votes.get, id).temporary)
+        finally:
+            plain().rename(f"{meta}:away", meta)
+        self.assertEqual(votes.get(id), 7)
+
     def test_series(self):
         hits, name = connected().series("hits"), new_id()
         hits.add(name, 2)

@@ -6,7 +6,7 @@ import secrets
 from itertools import chain
 from typing import Any, Callable
 
-from ._errors import NotCounted
+from ._errors import NotCounted, value_of
 from ._family import ROUNDS, D, Words, call, integer, result_of, valid
 from ._value import ExactValues
 
@@ -54,9 +54,11 @@ class Cached(ExactValues[D]):
 
     async def _get(self, id: str) -> Any:
         partition, _ = await self.channel.described(id)
-        keys = self.keys(partition, "base", "buffer", "batch")
+        keys = self.keys(partition, "base", "buffer", "batch", "meta")
         _, reply = await self.channel.read("cached_get", keys, [1, "", secrets.token_hex(8), id])
-        return result_of(reply)
+        if reply == b"UNCONFIGURED":
+            raise NotCounted("UNCONFIGURED", f"{self.name} in the partition of {id!r}", temporary=True)
+        return value_of(result_of(reply))
 
     async def _seed(self, id: str, ticket: str) -> None:
         """Reads the row after the ticket was received, and makes its value the base."""

@@ -34,8 +34,11 @@ class Counterfoil
     # @return [Integer] the value
     def get(id)
       with_base(id) do |text|
-        keys = @family.keys(@family.partition(text), "base", "buffer", "batch")
-        result(@family.read("cached_get", keys, [1, "", SecureRandom.hex(8), text])[1])
+        keys = @family.keys(@family.partition(text), "base", "buffer", "batch", "meta")
+        word = @family.read("cached_get", keys, [1, "", SecureRandom.hex(8), text])[1]
+        raise NotCounted.new(word, "#{name} in the partition of #{text}", temporary: true) if word == "UNCONFIGURED"
+
+        result(word)
       end
     end
 
