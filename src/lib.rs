@@ -69,9 +69,9 @@ pub mod protocol {}
 /// Internals for the project's own tests; not part of the crate's interface.
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {
-    pub use crate::family::kind::Windows;
+    use crate::family::Family;
+    pub use crate::family::kind::timed;
     pub use crate::family::row_id::RowIds;
-    use crate::family::{Family, kind::Kind};
     pub use crate::recount::page::{Before, Difference, Page};
     pub use crate::recount::recounting::Recounting;
     pub use crate::scripts::buffered::{
@@ -81,7 +81,6 @@ pub mod test_hooks {
     pub use crate::scripts::fence::{Destination, Fence};
     pub use crate::scripts::partition::Ticket;
     pub use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, Update};
-    pub use crate::scripts::server_clock::ServerClock;
     pub use crate::store::mysql::Run;
     pub use crate::testing::ablation::{Guard, take_out};
     pub use crate::testing::simulated::{set_clock_error, set_time};
@@ -97,13 +96,5 @@ pub mod test_hooks {
     /// Returns what a client in another language must know of the family.
     pub fn description(family: &Family) -> String {
         family.description(None)
-    }
-
-    /// Returns the family's windows, for tests of single steps.
-    pub fn windows(family: &Family) -> Option<&Windows> {
-        match &family.kind {
-            Kind::Series(windows) => Some(windows),
-            _ => None,
-        }
     }
 }

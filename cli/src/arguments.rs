@@ -133,9 +133,6 @@ pub enum Command {
         /// The time limit
         #[arg(long, default_value = "60s", value_parser = time, value_name = "TIME")]
         timeout: Duration,
-        /// Also closes slices before their end, for a Redis that you retire
-        #[arg(long)]
-        all: bool,
     },
     /// Lists, retries and discards rejects: changes that rows refused
     Rejects {

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 /// The key that the first call in a family creates (docs/protocol.md, section 2).
 const CALLS: &str = "calls";
 /// The keys of which one exists in a partition while hits wait.
-const WAITING: [&str; 3] = ["buffer", "batch", "open"];
+const WAITING: [&str; 2] = ["buffer", "batch"];
 /// The approximate number of keys that one call checks, in a fraction of a millisecond.
 const COUNT: u32 = 1000;
 /// The pause between two calls, which gives other clients their turn.

@@ -27,8 +27,6 @@ pub struct FamilyView {
     pub full: f64,
     /// The age in seconds of the oldest waiting hit.
     pub oldest_seconds: Option<f64>,
-    /// The number of slices that are kept and not over yet.
-    pub open: u64,
     /// The hits that Redis has counted, for the kinds that count them.
     pub counted: Option<u64>,
     /// The hits that Redis has refused, for the kinds that it refuses.
@@ -161,7 +159,6 @@ impl FamilyView {
             full: of_kinds(&LIMITED, backlog.fullest)
                 .map_or(0.0, |ids| ids as f64 / family.max_pending() as f64),
             oldest_seconds: backlog.oldest.map(|age| age.as_secs_f64()),
-            open: backlog.open,
             counted: of_kinds(&["buffered", "cached", "visitors"], backlog.counted),
             refused: of_kinds(&LIMITED, backlog.refused),
             last_saved: overview

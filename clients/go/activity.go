@@ -11,13 +11,14 @@ import (
 type Activity struct{ *family }
 
 var activityKind = &kind{
-	name: "activity", script: "activity_touch", maxID: 200, limit: 400, keys: []string{"open", "schedule"},
+	name: "activity", script: "activity_touch", maxID: 200, limit: 400, keys: []string{"buffer", "meta"},
+	hasTotals: true, hasRefusals: true, sharesWords: true,
 	place: func(e *epoch, it *item) uint32 {
 		stripe := crc(it.visitor) % e.Stripes
 		it.place = fmt.Sprintf("%d:%s", stripe, it.id)
 		return e.stripeOf(it.id, stripe)
 	},
-	head: func(_ *family, e *epoch) []any { return []any{e.Layer, e.Window / e.Layer, e.KeepMinutes} },
+	head: func(_ *family, e *epoch) []any { return []any{e.Stripes} },
 	encode: func(f *family, e *epoch, items []*item, r *request) {
 		places := groups(items, func(it *item) string { return it.place })
 		r.args = append(r.args, len(places))
@@ -61,7 +62,7 @@ func (f *family) visit(ctx context.Context, id, visitor string) Result {
 	if err := f.check(visitor, 255, false); err != nil {
 		return Result{Err: err}
 	}
-	return f.count(ctx, &item{id: id, visitor: visitor})[0]
+	return f.countAnew(ctx, func() *item { return &item{id: id, visitor: visitor} })
 }
 
 // Now returns the views of the page within the family's window, and its distinct visitors.
@@ -71,8 +72,9 @@ func (a *Activity) Now(ctx context.Context, page string) (views, visitors int64,
 		return 0, 0, err
 	}
 	for stripe := uint32(0); stripe < e.Stripes; stripe++ {
-		keys := a.keys(e.stripeOf(page, stripe), placeKeys(fmt.Sprintf("%d:%s", stripe, page))...)
-		words, err := a.reply(ctx, "activity_now", keys, "", e.Layer, e.Window/e.Layer)
+		partition := e.stripeOf(page, stripe)
+		keys := a.keys(partition, placeKeys(fmt.Sprintf("%d:%s", stripe, page))...)
+		words, err := a.readOfHome(ctx, "activity_now", partition, nil, keys, e.Stripes)
 		if err != nil {
 			return 0, 0, err
 		}

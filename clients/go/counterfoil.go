@@ -95,7 +95,6 @@ type Client struct {
 	namespace        string
 	options          Options
 	isCluster, isOwn bool         // isOwn: made by Connect, and sends each call once
-	skew             atomic.Int64 // milliseconds by which the server's clock is ahead
 	daemon           atomic.Int32 // the number of the one that replied last
 	isClosed         atomic.Bool
 

@@ -39,23 +39,17 @@ type epoch struct {
 	partitions  uint32
 	settings
 	ids   *regexp.Regexp // matches the ids that can have a row
-	zone  *time.Location
 	until time.Time
 }
 
 // settings are those that clients need; times are in milliseconds.
 type settings struct {
-	Wide          bool
-	Windows       []window
-	Keep          []string
-	TimeZone      string `json:"time_zone"`
-	Window, Layer int64
-	Stripes       uint32
-	KeepMinutes   bool `json:"keep_minutes"`
-	Visitors      string
-	Separator     string
-	IDs           string
-	IDsInWords    string `json:"ids_in_words"`
+	Wide       bool
+	Labels     []string // of the windows of a series
+	Stripes    uint32   // of a page of an activity
+	Separator  string
+	IDs        string
+	IDsInWords string `json:"ids_in_words"`
 }
 
 func (c *Client) family(kind *kind, id string, options []FamilyOption) (*family, error) {
@@ -175,9 +169,6 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 			e := &epoch{now: words[1].(string), before: words[2].(string), until: asked.Add(30 * time.Second)}
 			e.partitions = uint32(number(words[4]))
 			err := json.Unmarshal([]byte(words[5].(string)), &e.settings)
-			if err == nil {
-				e.zone, err = time.LoadLocation(e.settings.TimeZone)
-			}
 			if err == nil {
 				e.ids, err = regexp.Compile(`\A(?:` + e.IDs + `)\z`)
 			}

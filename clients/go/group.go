@@ -18,9 +18,11 @@ type kind struct {
 	name, script string
 	maxID, limit int      // bytes of an id, and items of a call
 	keys         []string // of each partition in a call
+	homeKeys     []string // before these, at the home
 	spans        bool     // one call may count in several partitions of a standalone server
 	hasTotals    bool     // the reply OK has a total before the words of each partition
 	hasRefusals  bool     // the reply DUP is a text such as "3:FULL 7:RANGE": the words of the third and the seventh item
+	sharesWords  bool     // items of a place have one word in the reply
 	// place returns the partition of an item.
 	place func(e *epoch, it *item) uint32
 	// head returns the arguments before those of the partitions.
@@ -33,6 +35,7 @@ type kind struct {
 type item struct {
 	id, visitor    string
 	delta          int64
+	at             string // of a series, in Unix milliseconds; "" for now
 	change         string // of a cached counter, in place of delta
 	request, epoch string // of AddOnce
 
@@ -112,6 +115,17 @@ func (f *family) count(ctx context.Context, items ...*item) []Result {
 		}
 	}
 	return results
+}
+
+// countAnew counts an item, again if the family has changed in Redis: it may belong to another partition then.
+func (f *family) countAnew(ctx context.Context, make func() *item) Result {
+	for attempt := 0; ; attempt++ {
+		result := f.count(ctx, make())[0]
+		e, isError := result.Err.(*Error)
+		if !isError || e.Kind != ErrNotCounted || e.Reason != "MISMATCH" || attempt == rounds {
+			return result
+		}
+	}
 }
 
 // queue has two calls in flight: Redis executes one while the callers of the other take its results and count again. What
@@ -230,9 +244,9 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	} else {
 		c.step()
 	}
-	sent := time.Now()
 	r := &request{script: f.script, keys: f.keys(q.home, "calls", "calls_before")}
 	r.args = append(r.args, c.name, c.n, epoch, r)
+	r.keys = append(r.keys, f.keys(q.home, f.homeKeys...)...)
 	r.args = append(r.args, f.head(f, e)...)
 	for _, items := range groups(batch, func(it *item) uint32 { return it.partition }) {
 		r.keys = append(r.keys, f.keys(items[0].partition, f.kind.keys...)...)
@@ -253,14 +267,19 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	c.name = "" // another process may have it
 	isOnly, failure := r.sent > 0 && r.lost == 0, err.(*Error)
 	switch status {
-	case "OUTSIDE":
-		f.client.setClock(words[1], sent)
+	case "MISMATCH":
+		f.latest.Store(nil)
+		f.epochs.Delete(q.home)
 	case "EXPIRED":
 		f.epochs.Delete(q.home)
 	}
 	switch {
-	case isOnly && (status == "OUTSIDE" || status == "EXPIRED"):
+	case isOnly && status == "EXPIRED":
 		q.again(ctx, c, batch)
+	case isOnly && status == "MISMATCH":
+		for _, it := range batch {
+			it.settle(Result{Err: f.failTemporarily(status, nil)})
+		}
 	case isRequest && status == "EXPIRED":
 		first.isLost, first.epoch = true, cmp.Or(first.epoch, e.now)
 		q.again(ctx, c, batch)
@@ -296,6 +315,7 @@ func (f *family) resultOf(word any) Result {
 	}
 	reason, rest, _ := strings.Cut(text, ":")
 	e := f.fail(ErrNotCounted, reason, nil)
+	e.isTemporary = reason == noCalendar
 	if value, err := strconv.ParseInt(rest, 10, 64); err == nil && reason == "RANGE" {
 		e.Value = &value
 	}
@@ -304,8 +324,27 @@ func (f *family) resultOf(word any) Result {
 
 // words returns the word of each item in a reply, OK or DUP, and nil where the reply does not have it.
 func (f *family) words(reply []any, batch []*item) []any {
-	words, rest := make([]any, len(batch)), reply[1:]
+	at, count := make([]int, len(batch)), 0 // which word is that of an item
+	var words []any
+	rest := reply[1:]
+	for i, it := range batch {
+		isNew := i == 0 || it.partition != batch[i-1].partition
+		if i > 0 && (isNew || !f.sharesWords || it.place != batch[i-1].place) {
+			count++
+		}
+		at[i] = count
+		if reply[0] == "DUP" || count < len(words) {
+			continue
+		}
+		if f.hasTotals && isNew {
+			rest = rest[1:]
+		}
+		if len(rest) > 0 {
+			words, rest = append(words, rest[0]), rest[1:]
+		}
+	}
 	if reply[0] == "DUP" {
+		words = make([]any, count+1)
 		for at, word := range strings.Fields(fmt.Sprintln(rest...)) {
 			if number, refusal, _ := strings.Cut(word, ":"); f.hasRefusals {
 				at, _ = strconv.Atoi(number)
@@ -313,17 +352,14 @@ func (f *family) words(reply []any, batch []*item) []any {
 			}
 			words[at] = word
 		}
-		return words
 	}
-	for i, it := range batch {
-		if f.hasTotals && (i == 0 || it.partition != batch[i-1].partition) {
-			rest = rest[1:]
-		}
-		if len(rest) > 0 {
-			words[i], rest = rest[0], rest[1:]
+	all := make([]any, len(batch))
+	for i := range batch {
+		if at[i] < len(words) {
+			all[i] = words[at[i]]
 		}
 	}
-	return words
+	return all
 }
 
 // groups sorts items by a key and returns those with the same one together.

@@ -175,11 +175,25 @@ func sleep(ctx context.Context, pause time.Duration) bool {
 	return until(ctx, func() { time.Sleep(pause) })
 }
 
-// now returns the server's time, as far as it is known, in Unix milliseconds.
-func (c *Client) now() int64 { return time.Now().UnixMilli() + c.skew.Load() }
-
-// setClock learns the server's time, in Unix milliseconds, from a call that was sent then: the next one takes as long.
-func (c *Client) setClock(now any, sent time.Time) { c.skew.Store(number(now) - sent.UnixMilli()) }
+// readOfHome makes a read that needs the settings at the home of a partition's calls.
+func (f *family) readOfHome(ctx context.Context, script string, partition uint32, names, keys []string, arg any) ([]any, error) {
+	home := f.home(partition)
+	keys = append(f.keys(home, append([]string{"calls"}, names...)...), keys...)
+	for attempt := 0; ; attempt++ {
+		words, err := f.reply(ctx, script, keys, arg, "")
+		if err != nil || words[0] == "OK" {
+			return words, err
+		}
+		if words[0] != "MISMATCH" || attempt == rounds || !sleep(ctx, 100*time.Millisecond) {
+			e := f.fail(ErrNotCounted, fmt.Sprint(words[0]), fmt.Errorf("%s %v", script, arg))
+			e.isTemporary = words[0] == noCalendar
+			return nil, e
+		}
+		if _, err := f.askRedis(ctx, home, ""); err != nil { // Redis was emptied, or the settings have changed
+			return nil, err
+		}
+	}
+}
 
 // number reads a number of a reply, which is a string beyond 2^53.
 func number(word any) int64 {
@@ -188,6 +202,9 @@ func number(word any) int64 {
 }
 
 const (
+	rounds     = 5
+	noCalendar = "NOCALENDAR" // the list of days or months has ended, because no daemon serves the family
+
 	maxN    = 1 << 53 // the largest number of a call
 	maxStep = 1 << 20 // the longest step to a caller's next number
 )

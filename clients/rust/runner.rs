@@ -113,7 +113,13 @@ async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
         (Cached(votes), "set") => outcome(votes.set(a, delta).await),
         (Cached(votes), "get" | "value") => told(votes.get(a).await),
         (Cached(votes), "values") => told(votes.peek_many(texts(&args[0])).await),
-        (Series(hits), "add") => outcome(hits.add(a, delta.unsigned_abs()).await),
+        (Series(hits), "add") => outcome(match args[2].as_u64() {
+            Some(at) => {
+                let at = UNIX_EPOCH + Duration::from_secs(at);
+                hits.add_at(a, delta.unsigned_abs(), at).await
+            }
+            None => hits.add(a, delta.unsigned_abs()).await,
+        }),
         (Series(hits), "get") => {
             let slices = hits.get(a, b.parse().map_err(failed)?).await;
             Ok(slices.map_err(failed)?.iter().map(slice).collect())

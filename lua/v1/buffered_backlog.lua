@@ -4,30 +4,28 @@
 -- KEYS
 --   1 buffer        hash      id -> pending delta
 --   2 batch         hash      id -> delta
---   3 meta          hash      hits, hits_before, refused, first_at, batch_first_at
---   4 open          hash      kept id -> count of a slice that is not over; then the four keys of
---                             the next partition, up to 250
+--   3 meta          hash      hits, hits_before, refused, first_at, batch_first_at; then the three
+--                             keys of the next partition, up to 250
 -- ARGV
 --   1 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
---   {"OK", ids, oldest_ms, open, counted, refused, buffered, ...}  six integers a partition: ids in
+--   {"OK", ids, oldest_ms, counted, refused, buffered, ...}  five integers a partition: ids in
 --                             buffer and batch; the age of their oldest hit, "" where nothing is
---                             pending; slices that are not over; hits counted, and hits refused,
---                             since Redis has known the partition; ids in the buffer
+--                             pending; hits counted, and hits refused, since Redis has known the
+--                             partition; ids in the buffer
 -- ERRORS
 --   BADARG                    a key or an argument is missing, or too many of them
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
 
-if #KEYS < 4 or #KEYS > 1000 or #KEYS % 4 ~= 0 or #ARGV ~= 1 then
-  return redis.error_reply('BADARG expected 1 to 250 times buffer, batch, meta, open; and now_ms')
+if #KEYS < 3 or #KEYS > 750 or #KEYS % 3 ~= 0 or #ARGV ~= 1 then
+  return redis.error_reply('BADARG expected 1 to 250 times buffer, batch, meta; and now_ms')
 end
 local time = redis.call('TIME')
 local now = tonumber(ARGV[1]) or time[1] * 1000 + math.floor(time[2] / 1000)
 local reply = { 'OK' }
-for k = 1, #KEYS, 4 do
+for k = 1, #KEYS, 3 do
   local waiting, cut = redis.call('HLEN', KEYS[k]), redis.call('HLEN', KEYS[k + 1])
-  local open = redis.call('HLEN', KEYS[k + 3])
   local state = redis.call('HMGET', KEYS[k + 2], 'first_at', 'batch_first_at', 'hits',
     'hits_before', 'refused')
   local first_at = now
@@ -35,7 +33,6 @@ for k = 1, #KEYS, 4 do
   if cut > 0 then first_at = math.min(first_at, state[2] or now) end
   reply[#reply + 1] = waiting + cut
   reply[#reply + 1] = waiting + cut > 0 and now - first_at or ''
-  reply[#reply + 1] = open
   reply[#reply + 1] = (tonumber(state[3]) or 0) + (tonumber(state[4]) or 0)
   reply[#reply + 1] = tonumber(state[5]) or 0
   reply[#reply + 1] = waiting

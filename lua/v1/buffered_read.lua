@@ -5,8 +5,6 @@
 --   1 buffer        hash      id -> pending delta
 --   2 batch         hash      id -> delta
 --   3 meta          hash      incarnation, seq, nonce
---   4 [open]        hash      kept id -> count of a slice that is not over; optional: pending, like
---                             the buffer
 -- ARGV
 --   1 id            id        1 to 255 bytes; then the next one, up to 1000
 -- REPLIES
@@ -16,12 +14,11 @@
 --                             seq, nonce) is there; then two strings an id
 -- ERRORS
 --   BADARG                    an argument is missing or wrong
---   BADSTATE                  open and buffer hold too much of an id to be added up exactly
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
 
-if #KEYS < 3 or #KEYS > 4 or #ARGV < 1 or #ARGV > 1000 then
-  return redis.error_reply('BADARG expected buffer, batch, meta, perhaps open, and 1 to 1000 ids')
+if #KEYS ~= 3 or #ARGV < 1 or #ARGV > 1000 then
+  return redis.error_reply('BADARG expected buffer, batch, meta, and 1 to 1000 ids')
 end
 for i = 1, #ARGV do
   if ARGV[i] == '' or #ARGV[i] > 255 then
@@ -32,21 +29,10 @@ end
 local state = redis.call('HMGET', KEYS[3], 'incarnation', 'seq', 'nonce')
 local cut = redis.call('HMGET', KEYS[2], unpack(ARGV))
 local waiting = redis.call('HMGET', KEYS[1], unpack(ARGV))
-local open = KEYS[4] and redis.call('HMGET', KEYS[4], unpack(ARGV)) or {}
 local in_flight = redis.call('EXISTS', KEYS[2])
 local reply = { 'OK', state[1] or '', state[2] or '0', state[3] or '', in_flight }
 for i = 1, #ARGV do
-  local pending = open[i] or waiting[i] or '0'
-  if waiting[i] and open[i] then
-    local sum = waiting[i] + open[i]
-    -- Lua's numbers are exact below 2^53 only
-    if math.max(math.abs(waiting[i]), math.abs(open[i]), math.abs(sum)) >= 2^53 then
-      return redis.error_reply('BADSTATE id ' .. i
-        .. ' has too much in buffer and open to be added up')
-    end
-    pending = string.format('%.0f', sum)
-  end
   reply[2 * i + 4] = cut[i] or '0'
-  reply[2 * i + 5] = pending
+  reply[2 * i + 5] = waiting[i] or '0'
 end
 return reply

@@ -3,9 +3,9 @@
 --
 -- KEYS
 --   1 calls         hash      of the home partition: =began_at, when its last epoch began
---   2 key           any       the pending keys, which exist while hits wait: buffer, batch, open
---                             and schedule of each partition whose calls have this home; then the
---                             keys to delete; up to 4000 in all
+--   2 key           any       the pending keys, which exist while hits wait: buffer and batch of
+--                             each partition whose calls have this home; then the keys to delete;
+--                             up to 4000 in all
 -- ARGV
 --   1 pending       integer   how many of the keys after calls are the pending ones, 1 or more
 --   2 unused_ms     integer   the age of the last epoch from which the family is not in use;

@@ -15,17 +15,14 @@ pub struct Backlog {
     pub ids: u64,
     /// The age of the oldest of these hits, by the Redis server's clock; `None` if there are none.
     pub oldest: Option<Duration>,
-    /// The number of kept slices, or minutes of activity, that are not over yet. They reach the
-    /// database once they are.
-    pub open: u64,
     /// The number of hits counted since Redis has known the family, including those in the
     /// database; its growth is the rate. For visitors it is the number of new ones. For cached
-    /// counters equal ids of one call count as one. For series and activity a kept slice counts as
-    /// one hit, once it is over. 0 for a family that keeps nothing.
+    /// counters equal ids of one call count as one, and so do equal names and times of a series. For
+    /// activity it is the number of views. 0 for a series or activity that keeps nothing.
     pub counted: u64,
     /// The number of hits that Redis has refused since it has known the family, from clients in all
-    /// languages: those that found the buffer full or were out of range. For buffered counters and
-    /// visitors; 0 for other kinds.
+    /// languages: those that found the buffer full, were out of range or came too late. 0 for cached
+    /// counters, and for a series or activity that keeps nothing.
     pub refused: u64,
     /// The number of ids in the buffer of the fullest partition. At
     /// [`max_pending`](crate::Family::max_pending), Redis refuses further ids.
@@ -37,7 +34,6 @@ impl Backlog {
         Backlog {
             ids: self.ids + more.ids,
             oldest: self.oldest.max(more.oldest),
-            open: self.open + more.open,
             counted: self.counted + more.counted,
             refused: self.refused + more.refused,
             fullest: self.fullest.max(more.fullest),
@@ -49,14 +45,13 @@ impl Backlog {
 pub async fn of_partitions(redis: &Connection, partitions: &[&Keys]) -> Result<Vec<Backlog>> {
     let keys: Vec<_> = partitions
         .iter()
-        .flat_map(|keys| [keys.buffer(), keys.batch(), keys.meta(), keys.open()])
+        .flat_map(|keys| [keys.buffer(), keys.batch(), keys.meta()])
         .collect();
     let mut reply = bundle::expect_ok(redis, "buffered_backlog", &keys, &[""]).await?;
     reply.read_all(partitions.len(), |reply| {
         Ok(Backlog {
             ids: reply.number()?,
             oldest: reply.optional_millis()?,
-            open: reply.number()?,
             counted: reply.number()?,
             refused: reply.number()?,
             fullest: reply.number()?,

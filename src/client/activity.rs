@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use crate::client::handle::{Handle, LAST_MOMENT, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::FamilyHandle;
+use crate::client::outcome::Outcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::calendar::{Calendar, Precision, time_at};
 use crate::family::kind::visit;
@@ -84,13 +85,23 @@ impl Activity {
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page or the visitor is not allowed.
     /// [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
+    /// [`Busy`](crate::ErrorKind::Busy): not counted, because as many ids of kept minutes wait for
+    /// the database as the family's `max_pending` allows.
     /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply
     /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
     pub async fn touch(&self, page: &str, visitor: impl AsRef<[u8]>) -> Result<()> {
         self.check_page(page)?;
         self.family().check_visitor(visitor.as_ref())?;
         let key = visit::key(page, visitor.as_ref());
-        self.handle.add(&key, 1, true).await.map(drop)
+        let result = self.handle.add(&key, 1, true).await?;
+        match Outcome::of(result, false, self.family(), page)? {
+            Outcome::Counted(_) => Ok(()),
+            refused => {
+                let family = self.family();
+                let what = format!("{family}: not counted, what is kept of {page:?}: {refused:?}");
+                Err(Error::new(ErrorKind::Busy, what))
+            }
+        }
     }
 
     /// Returns the page's views and distinct visitors within the window; zeros for a page without
@@ -157,9 +168,10 @@ impl Activity {
         });
         let stripes = by_partition(stripes, STRIPES).into_iter();
         let reads = stripes.map(|(number, some)| async move {
-            let partition = self.handle.partition(number);
-            let seen = |_| partition.seen(sliding, page, &some);
-            self.handle.repeating(seen).await
+            let partition = &self.handle.partition(number);
+            let seen = |home| partition.seen(home, sliding, page, &some);
+            let read = |_| self.handle.read_of_home(number, seen);
+            self.handle.repeating(read).await
         });
         let seen: Vec<Seen> = try_join_all(reads).await?.into_iter().flatten().collect();
         Ok(Now {

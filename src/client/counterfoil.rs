@@ -239,9 +239,7 @@ impl Counterfoil {
 
     /// Returns when every hit that was acknowledged before the call is in the database. It covers
     /// the open families, and those that a reconciler of this pair found and
-    /// [serves](ReconcilerBuilder::all). Kept slices of series and minutes of activity that are
-    /// **not over** stay in Redis, which closes them later; [`drain_all`](Self::drain_all) includes
-    /// them. Values that expire with their window exist in Redis alone.
+    /// [serves](ReconcilerBuilder::all). Windows, which expire, exist in Redis alone.
     ///
     /// The call needs no reconciler, and waits as long as Redis or the database is unreachable. A
     /// shutdown with a time limit calls [`shutdown`](Self::shutdown) instead. A value that the
@@ -250,22 +248,7 @@ impl Counterfoil {
     /// # Errors
     /// Permanent failures only: [`Corrupt`](crate::ErrorKind::Corrupt) keys in Redis.
     pub async fn drain(&self) -> Result<()> {
-        self.drain_families(false).await
-    }
-
-    /// Drains like [`drain`](Self::drain), and also closes kept slices that are not over: for a
-    /// Redis that is retired for good. Hits that such a slice receives later are added to the
-    /// database when the slice is over. Until then the table shows only a part of it.
-    ///
-    /// # Errors
-    /// See [`drain`](Self::drain).
-    pub async fn drain_all(&self) -> Result<()> {
-        self.drain_families(true).await
-    }
-
-    async fn drain_families(&self, closing_all: bool) -> Result<()> {
-        let flusher = Flusher::new(self.shared.clone());
-        flusher.closing_all(closing_all).drain().await
+        Flusher::new(self.shared.clone()).drain().await
     }
 }
 

@@ -392,20 +392,14 @@ impl Handle {
     /// Reads the pending deltas of the ids from the partitions of each: its own, or all of a wide
     /// family.
     async fn read_partitions(&self, ids: &[&str]) -> Result<Vec<PartitionRead>> {
-        let family = self.family();
         let groups = self.by_partition_of_row(ids).into_iter();
         let reads = groups.map(|(number, indexes)| async move {
             let members: Vec<_> = indexes.iter().map(|&index| ids[index]).collect();
             let partition = self.partition(number);
-            let pending = if family.keeps_slices() {
-                partition.read_with_slices(&members).await?
-            } else {
-                partition.read(&members).await?
-            };
             Ok(PartitionRead {
                 partition: number,
                 indexes,
-                pending,
+                pending: partition.read(&members).await?,
             })
         });
         try_join_all(reads).await

@@ -234,8 +234,9 @@ impl FamilyBuilder<Series> {
         self
     }
 
-    /// Sets the precisions whose finished slices the database keeps for good. Defaults to none.
-    /// Fixed for the life of the family.
+    /// Sets the precisions whose slices the database keeps for good. Defaults to none. Fixed for
+    /// the life of the family. A hit is on its way to the database at once, so a row has its
+    /// current number within the [sync time](Self::sync_time).
     ///
     /// The row of a slice has the id `PRECISION/SLICE/NAME`, such as `60s/1410134400/site`, or
     /// `SLICE/NAME` if one precision is kept. `SLICE` is its start in Unix seconds, or the date of
@@ -244,7 +245,39 @@ impl FamilyBuilder<Series> {
         self.settings.keep = Some(precisions.into_iter().collect());
         self
     }
+
+    /// Sets up to which age a hit that [brings its own time](Series::add_at) counts in what is
+    /// [kept](Self::keep), once it has left a window. Defaults to 7 days, at most a year.
+    pub fn late(mut self, time: Duration) -> Self {
+        self.settings.late = Some(Time(time));
+        self
+    }
 }
+
+/// What the kinds share that keep slices or minutes.
+macro_rules! kept_methods {
+    ($kind:ty) => {
+        impl FamilyBuilder<$kind> {
+            /// Syncs a partition to the database after this many hits, even before the
+            /// [sync time](Self::sync_time) is over. By default time alone decides, so that a slice
+            /// costs one row per sync time.
+            pub fn sync_hits(mut self, hits: u64) -> Self {
+                self.settings.sync_hits = Some(hits);
+                self
+            }
+
+            /// Limits the distinct ids that wait in one partition's buffer. Beyond it, a hit that
+            /// would keep a further id is refused. Defaults to 1,000,000.
+            pub fn max_pending(mut self, ids: u64) -> Self {
+                self.settings.max_pending = Some(ids);
+                self
+            }
+        }
+    };
+}
+
+kept_methods!(Series);
+kept_methods!(Activity);
 
 impl FamilyBuilder<Activity> {
     /// Sets the length of the window, and of the layers in which it slides; it has up to
@@ -266,7 +299,7 @@ impl FamilyBuilder<Activity> {
         self
     }
 
-    /// Keeps the views and the visitors of each finished minute in the database. Off by default.
+    /// Keeps the views and the visitors of each minute in the database. Off by default.
     ///
     /// Their rows have the ids `views/MINUTE/PAGE` and `visitors/MINUTE/PAGE`, with the minute's
     /// start in Unix seconds.

@@ -15,6 +15,7 @@ use crate::family::calendar::{Calendar, Precision, unix_seconds};
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
 use crate::scripts::cached::Seed;
+use crate::scripts::keys::Keys;
 use crate::scripts::partition::{PairResult, Partition, Update};
 use crate::store::Registered;
 use crate::writer::{Deadline, LONGEST, Progress, Recorded, Request, WriteOptions, Writer};
@@ -170,6 +171,24 @@ impl Handle {
 
     pub fn partition(&self, number: u32) -> Partition {
         self.shared.partition(self.family(), number)
+    }
+
+    /// Makes a read that needs the settings at the home of a partition's calls. If they are others
+    /// than this process knows, or Redis lost them, the error is one after which a read is repeated.
+    pub async fn read_of_home<T, F>(&self, number: u32, read: impl Fn(Keys) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<Option<T>>>,
+    {
+        let call = || {
+            let home = self.shared.topology.home_of(number);
+            read(Keys::new(self.family(), home))
+        };
+        if let Some(read) = self.shared.by_topology(call).await? {
+            return Ok(read);
+        }
+        self.writer.renew(number).await?;
+        let what = format!("{}: its windows in Redis are others", self.family());
+        Err(Error::redis(what))
     }
 
     pub async fn backlog(&self) -> Result<Backlog> {

@@ -21,6 +21,9 @@ pub enum Outcome {
     /// Not counted: the partition holds as many pending ids as the family's `max_pending` allows,
     /// and this one is new.
     Full,
+    /// Not counted: the time that a hit of a series brought is more than a minute ahead, or has left
+    /// every window, and what is kept takes it no more.
+    BadTime,
     /// Not counted: the id of a cached counter has no row, and only the application inserts rows
     /// ([`Table::update`](crate::Table::update)).
     NoRow,
@@ -60,6 +63,7 @@ impl Outcome {
             }
             PairResult::Full => Ok(Outcome::Full),
             PairResult::Beyond => Err(beyond(family, id)),
+            PairResult::BadTime => Ok(Outcome::BadTime),
             other => Err(other.corrupt(family, id)),
         }
     }

@@ -32,8 +32,8 @@ impl Counterfoil {
     /// table stays as it is. What expires by itself stays until then: windows of activity, and
     /// known visitors.
     ///
-    /// First stop the processes that have the family open or serve it, and drain it
-    /// ([`drain_all`](Self::drain_all) for kept slices). Nothing is removed while an epoch is
+    /// First stop the processes that have the family open or serve it, and drain it.
+    /// Nothing is removed while an epoch is
     /// younger than three minutes or hits wait; both are checked in the step that deletes. Nor is
     /// anything removed while [rejects](crate::MysqlStore::rejects) of the family are open: they
     /// are hits too. Apply or discard them first.
@@ -82,7 +82,7 @@ impl Counterfoil {
             let partitions: Vec<_> = partitions.collect();
             let mut pending = Vec::new();
             for some in partitions.chunks(PARTITIONS) {
-                pending = some.iter().flat_map(|one| one.keys.waiting()).collect();
+                pending = some.iter().flat_map(|one| one.keys.pending()).collect();
                 if calls == Calls::Check {
                     let none = [home.keys.probe()];
                     refuse(family, home.remove(&pending, &none, UNUSED).await?)?;

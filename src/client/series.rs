@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures_util::Stream;
 use futures_util::future::try_join_all;
@@ -14,9 +14,8 @@ use crate::client::outcome::Outcome;
 use crate::client::pages::{self, PAGE};
 use crate::error::{Error, Result};
 use crate::family::calendar::{Precision, time_at};
-use crate::family::kind::{Kind, Window, Windows};
+use crate::family::kind::{Kind, Window, Windows, timed};
 use crate::scripts::partition::{PairResult, Partition};
-use crate::scripts::series::seconds;
 use crate::writer::Recorded;
 
 /// One slice of a series.
@@ -62,8 +61,26 @@ impl Series {
     /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply
     /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, name: &str, n: u64) -> Result<Outcome> {
+        self.count(name, n, None).await
+    }
+
+    /// Counts a hit that happened at this time, for queues, logs and imports. It counts in the
+    /// slices of that time: in each window that still has it, and in what is
+    /// [kept](crate::FamilyBuilder::keep), up to the family's
+    /// [`late`](crate::FamilyBuilder::late). A time up to a minute ahead counts as now. Any other
+    /// time is refused as [`Outcome::BadTime`].
+    ///
+    /// # Errors
+    /// Those of [`add`](Self::add).
+    pub async fn add_at(&self, name: &str, n: u64, at: SystemTime) -> Result<Outcome> {
+        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let at_ms = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
+        self.count(name, n, Some(at_ms)).await
+    }
+
+    async fn count(&self, name: &str, n: u64, at_ms: Option<u64>) -> Result<Outcome> {
         let n = self.checked(name, n)?;
-        let result = self.handle.add(name.as_bytes(), n, true).await?;
+        let result = self.handle.add(&timed::key(name, at_ms), n, true).await?;
         self.outcome(name, n, result)
     }
 
@@ -77,10 +94,14 @@ impl Series {
         hits: impl IntoIterator<Item = (impl AsRef<str>, u64)>,
     ) -> Vec<Result<Outcome>> {
         let hits: Vec<_> = hits.into_iter().collect();
-        let checked = hits.iter().map(|(name, n)| {
-            let name = name.as_ref();
-            self.checked(name, *n).map(|n| (name.as_bytes(), n))
-        });
+        let keys = hits.iter();
+        let keys: Vec<_> = keys
+            .map(|(name, _)| timed::key(name.as_ref(), None))
+            .collect();
+        let checked = hits
+            .iter()
+            .zip(&keys)
+            .map(|((name, n), key)| self.checked(name.as_ref(), *n).map(|n| (key.as_slice(), n)));
         let results = self.handle.add_many(checked.collect()).await;
         let results = results.into_iter().zip(&hits);
         results
@@ -96,7 +117,7 @@ impl Series {
     /// See [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
         let n = self.checked(name, n)?;
-        self.handle.writer.record(name.as_bytes(), n)
+        self.handle.writer.record(&timed::key(name, None), n)
     }
 
     /// Waits until Redis has counted or refused everything that was recorded before the call, and
@@ -144,23 +165,22 @@ impl Series {
         names: &[&str],
         precision: Precision,
     ) -> Result<Vec<Vec<(i64, i64)>>> {
-        let window = self.window(precision)?;
+        self.window(precision)?;
         names.iter().try_for_each(|name| self.check_name(name))?;
         let indexes = names.iter().enumerate();
         let indexes = indexes.map(|(index, name)| (self.family().partition_of(name), index));
         let groups = by_partition(indexes, Partition::WINDOWS).into_iter();
         let reads = groups.map(|(number, some)| async move {
             let some_names: Vec<_> = some.iter().map(|index| names[*index]).collect();
-            let partition = self.handle.partition(number);
-            let windows = |_| partition.windows(precision, &some_names);
-            Ok::<_, Error>((some, self.handle.repeating(windows).await?))
+            let partition = &self.handle.partition(number);
+            let windows = |home| partition.windows(home, precision, &some_names);
+            let read = |_| self.handle.read_of_home(number, windows);
+            Ok::<_, Error>((some, self.handle.repeating(read).await?))
         });
         let mut series = vec![Vec::new(); names.len()];
-        for (some, (now, counts)) in try_join_all(reads).await? {
-            let calendar = &self.windows.calendar;
-            let starts = calendar.window(precision, window.slices, seconds(now))?;
-            for (index, counts) in some.iter().zip(counts) {
-                series[*index] = filled(&starts, counts);
+        for (some, (starts, counts)) in try_join_all(reads).await? {
+            for (index, counts) in some.into_iter().zip(counts) {
+                series[index] = starts.iter().copied().zip(counts).collect();
             }
         }
         Ok(series)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Family;
+use crate::error::Result;
 use crate::family::calendar::{Calendar, Precision};
 
 /// The kind of a family, which decides how it counts.
@@ -15,10 +16,9 @@ pub enum Kind {
     Buffered,
     /// Values that stay in Redis while they are used (docs/protocol.md, section 4).
     Cached(Retention),
-    /// Slices of time. Kept slices become buffered deltas once they are over (docs/protocol.md,
-    /// section 5).
+    /// Slices of time. What is kept is a buffered delta at once (docs/protocol.md, section 5).
     Series(Arc<Windows>),
-    /// Layers of time, with the visitors. Finished minutes may be kept like slices.
+    /// Layers of time, with the visitors. Minutes may be kept like slices.
     Activity(Sliding),
     /// Visitors, each counted once for an id and remembered for this time. The sums become buffered
     /// deltas.
@@ -39,6 +39,8 @@ pub struct Retention {
 pub struct Windows {
     pub(crate) windows: Vec<Window>,
     pub(crate) calendar: Calendar,
+    /// The age up to which a hit counts in what is kept, once it has left a window.
+    pub(crate) late: Duration,
 }
 
 /// The slices of one precision.
@@ -47,7 +49,7 @@ pub struct Window {
     pub(crate) precision: Precision,
     /// The number of slices, including the current one.
     pub(crate) slices: u32,
-    /// True if finished slices are kept in the database.
+    /// True if slices are kept in the database.
     pub(crate) kept: bool,
 }
 
@@ -59,7 +61,7 @@ pub struct Sliding {
     pub(crate) layers: u32,
     /// The number of stripes of a page.
     pub(crate) stripes: u32,
-    /// True if finished minutes are kept in the database.
+    /// True if minutes are kept in the database.
     pub(crate) keep_minutes: bool,
 }
 
@@ -87,6 +89,36 @@ impl Windows {
         self.windows
             .iter()
             .find(|window| window.precision == precision)
+    }
+
+    /// Returns the labels, in their order.
+    pub(crate) fn labels(&self) -> Vec<Precision> {
+        self.windows.iter().map(|window| window.precision).collect()
+    }
+
+    /// Returns the starts and dates of a window's days or months around this time, in Unix seconds:
+    /// those of the window and of hits that come late, and what lies ahead for 14 days or 3 months.
+    pub(crate) fn boundaries(&self, window: &Window, now: i64) -> Result<Vec<(i64, String)>> {
+        const DAY: i64 = 86_400;
+        let (precision, calendar) = (window.precision, &self.calendar);
+        let ahead = match precision {
+            Precision::Month => 100 * DAY,
+            _ => 15 * DAY,
+        };
+        let late = i64::try_from(self.late.as_secs()).unwrap_or(i64::MAX);
+        let mut starts = calendar.window(precision, window.slices, now)?;
+        let mut earlier = Vec::new();
+        let mut first = starts[0];
+        while first > now.saturating_sub(late) {
+            first = calendar.slice(precision, first - 1)?.start;
+            earlier.push(first);
+        }
+        while let Some(last) = starts.last().filter(|last| **last < now + ahead) {
+            starts.push(calendar.slice(precision, *last)?.end);
+        }
+        let starts = earlier.into_iter().rev().chain(starts);
+        let named = |start| Ok((start, calendar.called(precision, start)?));
+        starts.map(named).collect()
     }
 
     pub(crate) fn kept(&self) -> impl Iterator<Item = &Window> {
@@ -148,6 +180,21 @@ pub mod visit {
     }
 }
 
+/// A hit on a series: its name, and its time in Unix milliseconds if it brings one. A call sums
+/// those in which both are equal.
+pub mod timed {
+    /// Returns both as one key: the length of the time's digits, these, and the name.
+    pub fn key(name: &str, at_ms: Option<u64>) -> Vec<u8> {
+        let at = at_ms.map(|at| at.to_string()).unwrap_or_default();
+        super::visit::key(&at, name.as_bytes())
+    }
+
+    /// Returns the digits of the time, or nothing for now, and the name.
+    pub fn split(key: &[u8]) -> (&[u8], &[u8]) {
+        super::visit::split(key)
+    }
+}
+
 /// The decisions that depend on the kind.
 impl Family {
     /// Returns the kind's name, with which its scripts begin, and which the database stores:
@@ -168,7 +215,7 @@ impl Family {
             Kind::Buffered => &["buffered_"],
             Kind::Cached(_) => &["cached_", "buffered_"],
             Kind::Series(_) => &["series_", "buffered_"],
-            Kind::Activity(_) => &["activity_", "series_close", "buffered_"],
+            Kind::Activity(_) => &["activity_", "buffered_"],
             Kind::Visitors(_) => &["visitors_", "buffered_"],
         }
     }
@@ -202,7 +249,7 @@ impl Family {
         }
     }
 
-    /// Returns true if it has slices that move to the buffers once they are over.
+    /// Returns true if it keeps slices or minutes in the database.
     pub(crate) fn keeps_slices(&self) -> bool {
         match &self.kind {
             Kind::Series(series) => series.kept().next().is_some(),
@@ -284,7 +331,16 @@ impl Family {
                 Some(sliding.partition_of(page, sliding.stripe_of(visitor), self.partitions))
             }
             Kind::Visitors(_) => Some(self.partition_by(visit::split(key).0)),
+            Kind::Series(_) => Some(self.partition_by(timed::split(key).1)),
             _ => (!self.wide).then(|| self.partition_by(key)),
+        }
+    }
+
+    /// Returns the id of a hit on this key, for messages.
+    pub(crate) fn id_of<'k>(&self, key: &'k [u8]) -> &'k [u8] {
+        match &self.kind {
+            Kind::Series(_) => timed::split(key).1,
+            _ => key,
         }
     }
 

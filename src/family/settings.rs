@@ -39,6 +39,7 @@ pub struct FamilySettings {
     pub(crate) windows: Option<Vec<(Precision, u32)>>,
     pub(crate) keep: Option<Vec<Precision>>,
     pub(crate) time_zone: Option<String>,
+    pub(crate) late: Option<Time>,
     pub(crate) window: Option<Time>,
     pub(crate) layer: Option<Time>,
     pub(crate) stripes: Option<u32>,
@@ -106,12 +107,17 @@ impl Family {
         let needed: &[_] = match self.kind {
             Kind::Buffered => &["wide"],
             Kind::Cached(_) => &[],
-            Kind::Series(_) => &["windows", "keep", "time_zone"],
-            Kind::Activity(_) => &["window", "layer", "stripes", "keep_minutes"],
+            Kind::Series(_) => &[],
+            Kind::Activity(_) => &["stripes"],
             Kind::Visitors(_) => &[],
         };
         let mut all = self.all_settings().given();
         all.retain(|name, _| needed.contains(&&**name));
+        if let Kind::Series(series) = &self.kind {
+            let labels = series.labels();
+            let labels = labels.iter().map(|label| label.to_string().into());
+            all.insert("labels".into(), Value::Array(labels.collect()));
+        }
         all.insert("separator".into(), self.separator().to_string().into());
         all.insert("ids".into(), ids.pattern().into());
         all.insert("ids_in_words".into(), ids.words().into());
@@ -150,10 +156,34 @@ impl Family {
                 ("no_row", no_row.to_owned()),
             ]);
         }
-        if let Kind::Visitors(remember) = &self.kind {
-            settings.push(("remember", remember.as_millis().to_string()));
+        match &self.kind {
+            Kind::Series(series) => {
+                let windows = series.windows.iter();
+                let windows = windows.map(|it| format!("{} {}", it.precision, it.slices));
+                let keep = series.kept().map(|it| it.precision.to_string());
+                settings.extend([
+                    ("windows", windows.collect::<Vec<_>>().join(" ")),
+                    ("keep", keep.collect::<Vec<_>>().join(" ")),
+                    ("late", series.late.as_millis().to_string()),
+                ]);
+            }
+            Kind::Activity(sliding) => settings.extend([
+                ("layer", sliding.layer_ms().to_string()),
+                ("layers", sliding.layers.to_string()),
+                ("keep_minutes", u8::from(sliding.keep_minutes).to_string()),
+                ("stripes", sliding.stripes.to_string()),
+            ]),
+            Kind::Visitors(remember) => {
+                settings.push(("remember", remember.as_millis().to_string()));
+            }
+            _ => {}
         }
         settings
+    }
+
+    /// Returns the number of hits after which a partition is synced; `None` if time alone decides.
+    fn given_sync_hits(&self) -> Option<u64> {
+        Some(self.sync_hits).filter(|hits| *hits != u64::MAX)
     }
 
     /// Returns the settings with the defaults filled in.
@@ -191,6 +221,9 @@ impl Family {
                 ),
                 keep: Some(series.kept().map(|window| window.precision).collect()),
                 time_zone: Some(series.calendar.name().to_owned()),
+                late: Some(Time(series.late)),
+                sync_hits: self.given_sync_hits(),
+                max_pending: Some(self.max_pending),
                 ..common
             },
             Kind::Activity(sliding) => FamilySettings {
@@ -199,6 +232,8 @@ impl Family {
                 layer: Some(Time(sliding.layer)),
                 stripes: Some(sliding.stripes),
                 keep_minutes: Some(sliding.keep_minutes),
+                sync_hits: self.given_sync_hits(),
+                max_pending: Some(self.max_pending),
                 ..common
             },
             Kind::Visitors(remember) => FamilySettings {

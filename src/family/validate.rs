@@ -50,10 +50,8 @@ impl Family {
             table: settings.table.clone(),
             sync_hits: settings.sync_hits.unwrap_or(match settings.kind {
                 KindName::Buffered | KindName::Visitors => 50,
-                // saves are due by time alone
-                KindName::Cached => u64::MAX,
-                // finished slices go to the database with the next check
-                KindName::Series | KindName::Activity => 1,
+                // syncs are due by time alone
+                KindName::Cached | KindName::Series | KindName::Activity => u64::MAX,
             }),
             sync_time: or(
                 settings.sync_time,
@@ -202,7 +200,13 @@ impl Family {
             Some(zone) => Calendar::of(zone).map_err(|error| self.refused("time_zone", error))?,
             None => Calendar::utc(),
         };
-        Ok(Windows { windows, calendar })
+        let late = or(settings.late, 7 * DAY);
+        self.check_range("late", late, Duration::ZERO..=365 * DAY)?;
+        Ok(Windows {
+            windows,
+            calendar,
+            late,
+        })
     }
 
     fn sliding_of(&self, settings: &FamilySettings) -> Result<Sliding> {

@@ -10,7 +10,6 @@ use crate::error::Result;
 use crate::family::Family;
 use crate::metrics;
 use crate::scripts::partition::PairResult;
-use crate::scripts::server_clock::ServerClock;
 use crate::store::{Incarnation, Registered, Store};
 
 /// The reason why hits are refused after a shutdown.
@@ -29,7 +28,6 @@ pub struct Opened {
     registered: RwLock<Option<Arc<Registered>>>,
     /// The family's name as a metrics label, cheap to clone.
     pub label: SharedString,
-    pub clock: ServerClock,
     /// The incarnations that exact reads guess.
     pub incarnations: Incarnations,
 }
@@ -43,7 +41,6 @@ impl Opened {
             is_served: false,
             registered: RwLock::new(registered),
             label,
-            clock: ServerClock::default(),
             incarnations: Incarnations::default(),
         }
     }

@@ -44,7 +44,6 @@ pub struct Flusher {
     pub owner: String,
     /// The limit of the rows that one transaction changes; `None` leaves it to the store.
     pub max_rows: Option<u64>,
-    pub closing_all: bool,
     /// Set when it stops: then it no longer waits for the database.
     pub stop: watch::Receiver<bool>,
     /// The deletion passes of the partitions of cached families.
@@ -124,7 +123,6 @@ impl Flusher {
             lease: None,
             owner: String::new(),
             max_rows: None,
-            closing_all: false,
             stop: watch::channel(false).1,
             passes: Mutex::default(),
             failures: Arc::default(),
@@ -157,12 +155,6 @@ impl Flusher {
 
     pub fn partition(&self, family: &Family, number: u32) -> Partition {
         Partition::new(self.redis.clone(), family, number)
-    }
-
-    /// Also closes kept slices that are not over.
-    pub fn closing_all(mut self, all: bool) -> Self {
-        self.closing_all = all;
-        self
     }
 
     /// Cuts a batch off each partition, or takes the batch in flight. When due only where no other

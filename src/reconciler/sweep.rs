@@ -1,5 +1,5 @@
-//! The search of families for hits that wait in Redis. It also moves the slices that are over to
-//! the buffers, and deletes the cached counters that are due.
+//! The search of families for hits that wait in Redis. It also deletes the cached counters that are
+//! due.
 
 use std::sync::Arc;
 
@@ -47,16 +47,10 @@ impl Flusher {
         let all: Vec<_> = (0..family.partitions())
             .map(|number| self.partition(family, number))
             .collect();
-        let tidied = async {
-            if family.keeps_slices() {
-                self.close_slices(&all).await?;
-            }
-            match family.retention() {
-                Some(retention) => self.delete_due(opened, retention, &all).await,
-                None => Ok(()),
-            }
+        let tidied = match family.retention() {
+            Some(retention) => self.delete_due(opened, retention, &all).await,
+            None => Ok(()),
         };
-        let tidied = tidied.await;
         // a key of a wrong type or a node of a cluster does not hold up the hits beside it
         let is_retryable = tidied.as_ref().is_err_and(Error::is_retryable);
         if !is_retryable || self.shared.topology.is_cluster() {
@@ -103,23 +97,5 @@ impl Flusher {
             }
         };
         self.shared.by_topology(look).await
-    }
-
-    /// Moves the slices that are over, or all of them, to the buffers.
-    async fn close_slices(&self, partitions: &[Partition]) -> Result<()> {
-        if !self
-            .has_any(partitions.iter().map(|one| one.keys.schedule()))
-            .await?
-        {
-            return Ok(());
-        }
-        let close = async |partition: &Partition| {
-            if self.closing_all {
-                partition.close_all_slices().await
-            } else {
-                partition.close_slices().await.map(drop)
-            }
-        };
-        each(partitions, close).await.into_iter().collect()
     }
 }

@@ -1,16 +1,14 @@
 //! The upkeep of a family: its settings in Redis, new epochs so that Redis forgets old callers, and
 //! the search for partitions beyond the family's number (docs/protocol.md, sections 3.2 and 8).
 
-use crate::connection::{each, try_each};
+use crate::connection::try_each;
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::process::work::PartitionId;
 use crate::reconciler::flush::Flusher;
-use crate::scripts::bundle;
 use crate::scripts::fence::Destination;
-use crate::scripts::keys::Key;
 use crate::scripts::partition::Partition;
 use crate::store::Registered;
 
@@ -115,13 +113,11 @@ impl Flusher {
         let beyond = family.partitions()..LAST;
         let beyond = beyond.map(|number| (number, self.partition(family, number)));
         let mut strays: Vec<_> = beyond.collect();
-        let keys = strays.iter().flat_map(|(_, one)| used_keys(family, one));
+        let keys = strays.iter().flat_map(|(_, one)| one.keys.pending());
         if !self.has_any(keys).await? {
             return Ok(Vec::new());
         }
-        let is_used = async |(_, one): &(u32, Partition)| {
-            bundle::any_exists(&self.redis, &used_keys(family, one)).await
-        };
+        let is_used = async |(_, one): &(u32, Partition)| one.has_pending().await;
         let mut are_used = try_each(&strays, is_used).await?.into_iter();
         strays.retain(|_| are_used.next() == Some(true));
         for (number, stray) in &strays {
@@ -129,24 +125,9 @@ impl Flusher {
             metrics::count(metrics::STRAYS, &family.name, 1);
             stray.configure(family, to, [*number]).await?;
         }
-        if family.keeps_slices() {
-            for closed in each(&strays, |(_, stray)| stray.close_slices()).await {
-                closed?;
-            }
-        }
         Ok(strays
             .into_iter()
             .map(|(number, _)| (opened.number, number))
             .collect())
     }
-}
-
-/// Returns the keys of which at least one exists if hits wait for the database.
-fn used_keys(family: &Family, partition: &Partition) -> Vec<Key> {
-    let keys = &partition.keys;
-    let mut used = keys.pending().to_vec();
-    if family.keeps_slices() {
-        used.push(keys.schedule());
-    }
-    used
 }

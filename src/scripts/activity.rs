@@ -4,10 +4,12 @@
 use indexmap::IndexMap;
 
 use crate::error::Result;
+use crate::family::Family;
 use crate::family::kind::Sliding;
 use crate::family::kind::visit;
 use crate::scripts::bundle::{self, borrowed, owned};
 use crate::scripts::fence::Fence;
+use crate::scripts::keys::Keys;
 use crate::scripts::partition::{Counted, PairResult, Partition};
 
 /// The views and visitors of a cell within the window.
@@ -31,21 +33,17 @@ impl Partition {
     /// Counts each visit with its number of views.
     pub async fn touch<'p>(
         &'p self,
+        family: &Family,
         sliding: &Sliding,
         fence: Fence<'p>,
         visits: impl IntoIterator<Item = (&'p [u8], i64)>,
     ) -> Result<Counted> {
         let visits: Vec<_> = visits.into_iter().collect();
-        let cells = cells(sliding, &visits);
+        let (cells, cell_of) = cells(sliding, &visits);
         let (mut keys, mut args) = fence.begin(self.time());
-        keys.extend([self.keys.open(), self.keys.schedule()]);
-        let keeps_minutes = u8::from(sliding.keep_minutes);
-        args.extend([
-            owned(sliding.layer_ms()),
-            owned(sliding.layers),
-            owned(keeps_minutes),
-            owned(cells.len()),
-        ]);
+        keys.extend([self.keys.buffer(), self.keys.meta()]);
+        args.extend([owned(sliding.stripes), owned(cells.len())]);
+        let count = cells.len();
         for ((stripe, page), Touched { views, visitors }) in cells {
             keys.extend([
                 self.keys.views(stripe, page),
@@ -54,19 +52,27 @@ impl Partition {
             args.extend([borrowed(page), owned(views), owned(visitors.len())]);
             args.extend(visitors.into_iter().map(borrowed));
         }
-        let reply = bundle::call(&self.redis, "activity_touch", &keys, &args).await?;
+        let mut reply = bundle::call(&self.redis, "activity_touch", &keys, &args).await?;
         if let Some(outcome) = Counted::not_executed(&reply)? {
             return Ok(outcome);
         }
+        let (of_cells, is_due) = PairResult::read_kept(&mut reply, family, count)?;
         Ok(Counted::Executed {
-            results: vec![PairResult::Counted(0); visits.len()],
-            due: Vec::new(),
+            results: cell_of.into_iter().map(|cell| of_cells[cell]).collect(),
+            due: if is_due { vec![0] } else { Vec::new() },
             repeated: reply.status() == "DUP",
         })
     }
 
     /// Returns what these stripes of the page hold within the window, in the order of `stripes`.
-    pub async fn seen(&self, sliding: &Sliding, page: &str, stripes: &[u32]) -> Result<Vec<Seen>> {
+    /// `None` if pages have another number of stripes in this Redis.
+    pub async fn seen(
+        &self,
+        home: Keys,
+        sliding: &Sliding,
+        page: &str,
+        stripes: &[u32],
+    ) -> Result<Option<Vec<Seen>>> {
         let page = page.as_bytes();
         let keys = stripes.iter().flat_map(|&stripe| {
             [
@@ -74,29 +80,33 @@ impl Partition {
                 self.keys.visitors(stripe, page),
             ]
         });
-        let keys: Vec<_> = keys.collect();
-        let args = [
-            self.time(),
-            owned(sliding.layer_ms()),
-            owned(sliding.layers),
-        ];
-        let reply = bundle::repeat_safe(&self.redis, "activity_now", &keys, &args).await?;
-        reply.expect_ok()?.read_all(stripes.len(), |reply| {
+        let keys: Vec<_> = std::iter::once(home.calls()).chain(keys).collect();
+        let args = [owned(sliding.stripes), self.time()];
+        let mut reply = bundle::repeat_safe(&self.redis, "activity_now", &keys, &args).await?;
+        if !reply.is_ok_or("MISMATCH")? {
+            return Ok(None);
+        }
+        let seen = reply.read_all(stripes.len(), |reply| {
             Ok(Seen {
                 views: reply.number()?,
                 visitors: reply.number()?,
             })
-        })
+        });
+        seen.map(Some)
     }
 }
 
-fn cells<'p>(sliding: &Sliding, visits: &[(&'p [u8], i64)]) -> Cells<'p> {
+/// Groups the visits by cell. Also returns the index of each visit's cell.
+fn cells<'p>(sliding: &Sliding, visits: &[(&'p [u8], i64)]) -> (Cells<'p>, Vec<usize>) {
     let mut cells = Cells::new();
+    let mut cell_of = Vec::with_capacity(visits.len());
     for &(visit, views) in visits {
         let (page, visitor) = visit::split(visit);
-        let cell = cells.entry((sliding.stripe_of(visitor), page)).or_default();
+        let entry = cells.entry((sliding.stripe_of(visitor), page));
+        cell_of.push(entry.index());
+        let cell = entry.or_default();
         cell.views += views;
         cell.visitors.push(visitor);
     }
-    cells
+    (cells, cell_of)
 }

@@ -14,7 +14,7 @@ use crate::family::Family;
 use crate::family::ids::{BatchId, Incarnation, Nonce};
 use crate::scripts::bundle::{self, Arg, Call, Reply, borrowed, owned, text};
 use crate::scripts::fence::{Fence, other_database};
-use crate::scripts::keys::{Key, Keys};
+use crate::scripts::keys::Keys;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
 use crate::scripts::partition::{
@@ -413,23 +413,7 @@ impl Partition {
     /// Reads the pending values of the ids and the id of the last batch, as of one moment.
     pub async fn read(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
         let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
-        self.read_from(&keys, ids).await
-    }
-
-    /// Reads like [`read`](Self::read), but adds slices that are not over yet to the buffer's
-    /// values.
-    pub async fn read_with_slices(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
-        let keys = [
-            self.keys.buffer(),
-            self.keys.batch(),
-            self.keys.meta(),
-            self.keys.open(),
-        ];
-        self.read_from(&keys, ids).await
-    }
-
-    async fn read_from(&self, keys: &[Key], ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
-        let mut reply = bundle::expect_ok(&self.redis, "buffered_read", keys, ids).await?;
+        let mut reply = bundle::expect_ok(&self.redis, "buffered_read", &keys, ids).await?;
         Ok(Pending {
             last: last_cut(&mut reply)?,
             in_flight: reply.number::<u8>()? == 1,

@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::family::calendar::Precision;
 use crate::family::row_id::Columns;
 use crate::scripts::bundle::{self, Arg, borrowed, owned};
 use crate::scripts::keys::{Key, Keys};
@@ -112,6 +114,15 @@ pub struct Epochs {
     /// The previous epoch. A call that names it is looked up in both memories, and known for at
     /// least a whole epoch.
     pub before: Arc<str>,
+    /// The labels of the family's windows, if it is a series.
+    pub labels: Arc<[Precision]>,
+}
+
+/// What a process needs of the description that an epoch comes with.
+#[derive(Default, Deserialize)]
+struct Described {
+    #[serde(default)]
+    labels: Vec<Precision>,
 }
 
 impl Epochs {
@@ -147,6 +158,8 @@ pub struct Home {
     number: u32,
     topology: Arc<Topology>,
     known: Mutex<Option<(Epochs, Instant)>>,
+    /// The labels that it last returned.
+    labels: Mutex<Arc<[Precision]>>,
 }
 
 impl Home {
@@ -156,6 +169,7 @@ impl Home {
             number,
             topology,
             known: Mutex::default(),
+            labels: Mutex::new([].into()),
         }
     }
 
@@ -193,8 +207,15 @@ impl Home {
                     .ok_or_else(emptied)?
             }
         };
+        *self.labels.lock() = epochs.labels.clone();
         *self.known.lock() = Some((epochs.clone(), asked));
         Ok(epochs)
+    }
+
+    /// Returns the labels of the windows in Redis, which the keys of a series' call name. They are
+    /// known once an epoch is.
+    pub fn labels(&self) -> Arc<[Precision]> {
+        self.labels.lock().clone()
     }
 
     /// Forgets the known epochs if this is one of them, because Redis no longer knows it.
@@ -236,10 +257,19 @@ impl Partition {
         let mut reply =
             bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
         match reply.status() {
-            "OK" => Ok(Some(Epochs {
-                now: reply.text()?.into(),
-                before: reply.text()?.into(),
-            })),
+            "OK" => {
+                let (now, before) = (reply.text()?.into(), reply.text()?.into());
+                let _kind_and_partitions = (reply.text()?, reply.text()?);
+                let description = reply.text()?;
+                // one that this version cannot read has no labels, and so no calls fit it
+                let described: Described = serde_json::from_str(&description).unwrap_or_default();
+                let labels = described.labels.into();
+                Ok(Some(Epochs {
+                    now,
+                    before,
+                    labels,
+                }))
+            }
             "UNCONFIGURED" => Ok(None),
             "MISMATCH" => {
                 let (kind, partitions) = (reply.text()?, reply.number::<u32>()?);
@@ -268,6 +298,8 @@ impl Partition {
         to: &Destination<'_>,
         partitions: impl IntoIterator<Item = u32>,
     ) -> Result<()> {
+        // first, so that whoever finds the family configured can count
+        self.write_calendars(family).await?;
         let metas = partitions
             .into_iter()
             .map(|number| Keys::new(family, number).meta());

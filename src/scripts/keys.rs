@@ -66,23 +66,17 @@ impl Keys {
     /// database.
     pub fn unsaved(&self, family: &Family) -> Vec<Key> {
         let mut keys = vec![self.buffer(), self.batch()];
-        if family.keeps_slices() {
-            keys.extend([self.open(), self.schedule()]);
-        }
         if family.is_cached() {
             keys.push(self.base());
         }
         keys
     }
 
-    /// Returns the keys of which one exists while hits wait, open slices included.
-    pub fn waiting(&self) -> [Key; 4] {
-        [self.buffer(), self.batch(), self.open(), self.schedule()]
-    }
-
     /// Returns the keys of a partition without pending hits that never expire.
-    pub fn lasting(&self) -> [Key; 4] {
-        [self.base(), self.names(), self.idle(), self.meta()]
+    pub fn lasting(&self) -> [Key; 6] {
+        let [days, months] = self.calendars();
+        let [base, names, idle] = [self.base(), self.names(), self.idle()];
+        [base, names, idle, self.meta(), days, months]
     }
 
     /// Returns a key that never exists, for trials of commands.
@@ -96,15 +90,14 @@ impl Keys {
         self.key("base")
     }
 
-    /// Returns the key of the sorted set kept id -> when its slice is over.
-    pub fn schedule(&self) -> Key {
-        self.key("schedule")
+    /// Returns the keys of the sorted sets date -> start of the days and of the months, at a home.
+    pub fn calendars(&self) -> [Key; 2] {
+        [Precision::Day, Precision::Month].map(|precision| self.calendar(precision))
     }
 
-    /// Returns the key of the hash kept id -> count of a slice that is not over yet and will be
-    /// kept.
-    pub fn open(&self) -> Key {
-        self.key("open")
+    /// Returns the key of one of them.
+    pub fn calendar(&self, precision: Precision) -> Key {
+        self.key(&format!("calendar:{precision}"))
     }
 
     /// Returns the key of the sorted set of the names of series.

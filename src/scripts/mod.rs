@@ -8,5 +8,4 @@ pub mod fence;
 pub mod keys;
 pub mod partition;
 pub mod series;
-pub mod server_clock;
 pub mod visitors;

@@ -41,6 +41,9 @@ pub enum Counted {
     /// The caller has made a later call. Nothing was done now; the outcome of an earlier arrival is
     /// unknown. Either this is a late repeat, or two processes share the caller's name.
     Passed,
+    /// The labels of the family's windows, or the stripes of its pages, are others in Redis. Nothing
+    /// was done now; the outcome of an earlier arrival is unknown.
+    Outdated,
 }
 
 impl Counted {
@@ -51,6 +54,7 @@ impl Counted {
             "OK" | "DUP" => Ok(None),
             "EXPIRED" => Ok(Some(Counted::Expired)),
             "PASSED" => Ok(Some(Counted::Passed)),
+            "MISMATCH" => Ok(Some(Counted::Outdated)),
             _ => Err(reply.unexpected_reply()),
         }
     }
@@ -103,6 +107,10 @@ pub enum PairResult {
     Beyond,
     /// Not counted: the id is empty or longer than 255 bytes.
     BadId,
+    /// Not counted: the time of the hit is ahead, or nothing takes it any more.
+    BadTime,
+    /// Not counted: the list of days or months has ended.
+    NoCalendar,
 }
 
 impl PairResult {
@@ -121,6 +129,8 @@ impl PairResult {
                 "FULL" => PairResult::Full,
                 "WRONGTYPE" => PairResult::WrongType,
                 "BADID" => PairResult::BadId,
+                "BADTIME" => PairResult::BadTime,
+                "NOCALENDAR" => PairResult::NoCalendar,
                 "BADSTATE" => PairResult::NotAnInteger,
                 "BEYOND" => PairResult::Beyond,
                 value => PairResult::Counted(value.parse().ok()?),
@@ -145,6 +155,26 @@ impl PairResult {
         })
     }
 
+    /// Reads the results of a series or activity call, which returns no sums, and whether a sync is
+    /// due.
+    pub(crate) fn read_kept(
+        reply: &mut Reply,
+        family: &Family,
+        pairs: usize,
+    ) -> Result<(Vec<Self>, bool)> {
+        if reply.status() == "DUP" {
+            let refusals = PairResult::read_refusals(reply, pairs)?.into_iter();
+            let result = |refusal: Option<_>| refusal.unwrap_or(PairResult::Counted(0));
+            return Ok((refusals.map(result).collect(), false));
+        }
+        let total: i64 = reply.number()?;
+        let results = reply.read_all(pairs, |reply| reply.read(PairResult::parse))?;
+        let counted = results.iter();
+        let counted = counted.filter(|result| matches!(result, PairResult::Counted(_)));
+        let is_due = total > 0 && family.is_due(counted.count() as u64, total);
+        Ok((results, is_due))
+    }
+
     /// Returns the error for a result that this kind only yields if another client wrote its keys.
     pub(crate) fn corrupt(self, family: &Family, id: &str) -> Error {
         let tag = format!("cf1:{{{family}/{}}}", family.partition_of(id));
@@ -159,6 +189,7 @@ impl PairResult {
             PairResult::NotAnInteger => format!(
                 "{id:?} was not changed: {tag}:base, buffer or batch holds a value for it that is not an integer"
             ),
+            PairResult::NoCalendar => return no_calendar(),
             other => format!("{family}: {other:?} came for {id:?}"),
         })
     }
@@ -248,6 +279,14 @@ impl Partition {
     pub(crate) fn time(&self) -> Arg<'_> {
         simulated::time().map_or_else(|| borrowed(&self.now_ms), owned)
     }
+}
+
+/// Returns the error of a series whose list of days or months has ended.
+pub(crate) fn no_calendar() -> Error {
+    Error::new(
+        ErrorKind::Redis,
+        "the calendar in Redis has ended, because no reconciler of this family runs",
+    )
 }
 
 /// Returns a random text. Scripts make names of it and the time.

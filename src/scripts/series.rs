@@ -1,93 +1,117 @@
-//! Typed calls of the series scripts on one partition, including those that move finished slices,
-//! and activity's minutes, to the buffer (docs/protocol.md, section 5).
+//! Typed calls of the series scripts on one partition (docs/protocol.md, section 5).
 
-use std::time::Duration;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::Result;
+use crate::family::Family;
 use crate::family::calendar::Precision;
-use crate::family::kind::{Window, Windows};
+use crate::family::kind::{Kind, Windows, timed};
 use crate::scripts::bundle::{self, Reply, borrowed, owned, text};
 use crate::scripts::fence::Fence;
-use crate::scripts::partition::{Counted, PairResult, Partition};
-use crate::scripts::server_clock::ServerClock;
+use crate::scripts::keys::Keys;
+use crate::scripts::partition::{Counted, PairResult, Partition, no_calendar};
+use crate::testing::simulated;
+
+/// The windows of some series: the starts of the slices, and for each series their counts.
+pub type Read = (Vec<i64>, Vec<Vec<i64>>);
 
 impl Partition {
-    /// Counts each name into the current slices of all precisions.
+    /// Counts each hit: the [key](timed::key) of a name and time, and the amount. `labels` are those
+    /// of the family's windows.
     pub async fn add_to_series<'p>(
         &'p self,
-        windows: &Windows,
-        clock: &ServerClock,
+        family: &Family,
+        labels: &[Precision],
         fence: Fence<'p>,
-        pairs: impl IntoIterator<Item = (&'p [u8], i64)>,
+        hits: impl IntoIterator<Item = (&'p [u8], i64)>,
     ) -> Result<Counted> {
-        let pairs: Vec<_> = pairs.into_iter().collect();
-        let (mut keys, begin) = fence.begin(self.time());
-        let own = [
-            self.keys.open(),
-            self.keys.schedule(),
-            self.keys.names(),
-            self.keys.idle(),
-        ];
-        keys.extend(own);
-        keys.extend(pairs.iter().flat_map(|(name, _)| {
-            windows
-                .windows
-                .iter()
-                .map(|one| self.keys.window(one.precision, name))
-        }));
-        let send = async |now| {
-            let mut args = begin.clone();
-            args.push(owned(windows.windows.len()));
-            for window in &windows.windows {
-                args.push(owned(windows.descriptor(window, now)?));
-            }
-            args.extend(
-                pairs
-                    .iter()
-                    .flat_map(|(name, n)| [borrowed(*name), owned(n)]),
-            );
-            bundle::call(&self.redis, "series_add", &keys, &args).await
-        };
-        let mut reply = clock.call(send).await?;
+        let home = fence.home;
+        let (mut keys, mut args) = fence.begin(self.time());
+        keys.extend(home.calendars());
+        let own = [self.keys.buffer(), self.keys.meta()];
+        keys.extend(own.into_iter().chain([self.keys.names(), self.keys.idle()]));
+        let mut count = 0;
+        for (key, n) in hits {
+            let (at, name) = timed::split(key);
+            keys.extend(labels.iter().map(|label| self.keys.window(*label, name)));
+            args.extend([borrowed(name), owned(n), borrowed(at)]);
+            count += 1;
+        }
+        let mut reply = bundle::call(&self.redis, "series_add", &keys, &args).await?;
         if let Some(outcome) = Counted::not_executed(&reply)? {
             return Ok(outcome);
         }
-        let repeated = reply.status() == "DUP";
-        // the script returns no sums
-        let results = if repeated {
-            let refusals = PairResult::read_refusals(&mut reply, pairs.len())?.into_iter();
-            let result = |refusal: Option<_>| refusal.unwrap_or(PairResult::Counted(0));
-            refusals.map(result).collect()
-        } else {
-            reply.read_all(pairs.len(), |reply| reply.read(PairResult::parse))?
-        };
+        let (results, is_due) = PairResult::read_kept(&mut reply, family, count)?;
         Ok(Counted::Executed {
             results,
-            due: Vec::new(),
-            repeated,
+            due: if is_due { vec![0] } else { Vec::new() },
+            repeated: reply.status() == "DUP",
         })
     }
 
     /// The maximum number of windows in one call of [`windows`](Self::windows).
     pub(crate) const WINDOWS: usize = 100;
 
-    /// Returns the server's time in Unix milliseconds and each window's slices: starts and counts,
-    /// unordered.
+    /// Returns the windows of these series, whose current slice is the last one. `None` if the
+    /// family has no such window in this Redis.
     pub(crate) async fn windows(
         &self,
+        home: Keys,
         precision: Precision,
         names: &[&str],
-    ) -> Result<(i64, Vec<Vec<(i64, i64)>>)> {
-        let keys: Vec<_> = names
-            .iter()
-            .map(|name| self.keys.window(precision, name.as_bytes()))
+    ) -> Result<Option<Read>> {
+        let [days, months] = home.calendars();
+        let windows = names.iter();
+        let windows = windows.map(|name| self.keys.window(precision, name.as_bytes()));
+        let keys: Vec<_> = [home.calls(), days, months]
+            .into_iter()
+            .chain(windows)
             .collect();
-        let mut reply = bundle::expect_ok(&self.redis, "series_get", &keys, &[self.time()]).await?;
-        let now = reply.number()?;
-        let windows = reply.read_all(names.len(), |reply| {
-            reply.read(|value| slices(text(value)?))
+        let args = [owned(precision), self.time()];
+        let mut reply = bundle::repeat_safe(&self.redis, "series_get", &keys, &args).await?;
+        match reply.status() {
+            "OK" => {}
+            "MISMATCH" => return Ok(None),
+            "NOCALENDAR" => return Err(no_calendar()),
+            _ => return Err(reply.unexpected_reply()),
+        }
+        let numbers = |text: &str| {
+            let words = text.split_ascii_whitespace();
+            words.map(|word| word.parse().ok()).collect()
+        };
+        let starts = reply.read(|value| numbers(text(value)?))?;
+        let counts = reply.read_all(names.len(), |reply| {
+            reply.read(|value| numbers(text(value)?))
         })?;
-        Ok((now, windows))
+        Ok(Some((starts, counts)))
+    }
+
+    /// Writes when the days and months of the family's windows begin, to this home of its calls.
+    pub async fn write_calendars(&self, family: &Family) -> Result<()> {
+        let Kind::Series(windows) = &family.kind else {
+            return Ok(());
+        };
+        for precision in [Precision::Day, Precision::Month] {
+            let Some(window) = windows.of(precision) else {
+                continue;
+            };
+            let mut now = here();
+            loop {
+                let keys = [self.keys.calendar(precision)];
+                let mut args = vec![self.time()];
+                for (start, date) in windows.boundaries(window, now)? {
+                    args.extend([owned(start), owned(date)]);
+                }
+                let mut reply =
+                    bundle::repeat_safe(&self.redis, "series_calendar", &keys, &args).await?;
+                if reply.is_ok_or("STALE")? {
+                    break;
+                }
+                // this machine's clock is another one than the server's
+                now = reply.number::<i64>()?.div_euclid(1000);
+            }
+        }
+        Ok(())
     }
 
     /// Returns up to `limit` names that begin with `prefix` and follow `after`, ascending. If there
@@ -111,83 +135,22 @@ impl Partition {
             Some(last).filter(|last| !last.is_empty()),
         ))
     }
-
-    /// Moves slices that are over to the buffer. Returns the time until the next slice is over, if
-    /// there is one.
-    pub async fn close_slices(&self) -> Result<Option<Duration>> {
-        loop {
-            let (_, next) = self.close("0").await?;
-            if next != Some(Duration::ZERO) {
-                return Ok(next);
-            }
-        }
-    }
-
-    /// Moves all open slices to the buffer. Later counts in such a slice are moved when it is over.
-    pub async fn close_all_slices(&self) -> Result<()> {
-        while self.close("1").await?.0 > 0 {}
-        Ok(())
-    }
-
-    /// Moves some slices to the buffer. Returns their number and the time until the next slice is
-    /// over.
-    async fn close(&self, all: &str) -> Result<(u64, Option<Duration>)> {
-        const SLICES: &str = "500";
-        let keys = [
-            self.keys.open(),
-            self.keys.schedule(),
-            self.keys.buffer(),
-            self.keys.meta(),
-        ];
-        let args = [SLICES, all, &self.now_ms];
-        let mut reply = bundle::expect_ok(&self.redis, "series_close", &keys, &args).await?;
-        Ok((reply.number()?, reply.optional_millis()?))
-    }
 }
 
-/// Converts Unix milliseconds to whole seconds.
-pub(crate) fn seconds(ms: i64) -> i64 {
-    ms.div_euclid(1000)
+/// Returns this machine's time in Unix seconds.
+fn here() -> i64 {
+    let since = || {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+    };
+    let time = simulated::time().map_or_else(|| since().as_millis(), u128::from);
+    (i64::try_from(time).unwrap_or(0) + simulated::clock_error()).div_euclid(1000)
 }
 
 impl Windows {
-    /// Describes a window to `series_add` at that time: label, slice, number of slices, and prefix
-    /// of its kept ids.
-    fn descriptor(&self, window: &Window, now_ms: i64) -> Result<String> {
-        let Window {
-            precision,
-            slices,
-            kept,
-        } = *window;
-        let (slice, called) = match precision {
-            Precision::Seconds(seconds) => (seconds.to_string(), "*".to_owned()),
-            Precision::Day | Precision::Month => {
-                let slice = self.calendar.slice(precision, seconds(now_ms))?;
-                (
-                    format!("{}-{}", slice.start, slice.end),
-                    self.calendar.called(precision, slice.start)?,
-                )
-            }
-        };
-        let keep = if kept {
-            self.kept_as(precision, &called)
-        } else {
-            "-".to_owned()
-        };
-        Ok(format!("{precision} {slice} {slices} {keep}"))
-    }
-
     /// Returns the id under which a slice is kept.
     pub(crate) fn kept_id(&self, precision: Precision, start: i64, name: &str) -> Result<String> {
         Ok(self.kept_as(precision, &self.calendar.called(precision, start)?) + name)
     }
-}
-
-fn slices(text: &str) -> Option<Vec<(i64, i64)>> {
-    let mut words = text.split_ascii_whitespace().map(|word| word.parse().ok());
-    let mut slices = Vec::with_capacity(128);
-    while let Some(start) = words.next() {
-        slices.push((start?, words.next()??));
-    }
-    Some(slices)
 }

@@ -56,10 +56,8 @@ pub enum Guard {
     Clean,
     /// Counters are marked as saved whatever batch the partition has.
     Unchanged,
-    /// A count that moves to the buffer also stays among the open slices.
-    Handover,
-    /// A hit counts in the day or layer that the caller named, whatever the server's clock says.
-    Outside,
+    /// A list of days or months replaces the one in Redis, also what has begun.
+    Begun,
     /// A window drops a slice or layer that is still part of it.
     Trim,
     /// A window drops the slices that lie ahead of a clock that stepped back.

@@ -85,6 +85,12 @@ impl Writer {
         })
     }
 
+    /// Asks for the epochs of calls to this partition again, and so configures the family where
+    /// Redis has lost it.
+    pub async fn renew(&self, partition: u32) -> Result<()> {
+        self.queue.route.renew(partition).await
+    }
+
     /// Returns whether the writer no longer counts, because its runtime has ended.
     pub fn has_ended(&self) -> bool {
         // of a writer that was not used yet, nothing else notices it

@@ -11,7 +11,7 @@ use crate::connection::failures::Failures;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
-use crate::scripts::partition::{PairResult, Update};
+use crate::scripts::partition::{PairResult, Update, no_calendar};
 use crate::writer::Writer;
 use crate::writer::deadline::{Deadline, WriteOptions};
 use crate::writer::group::{Group, Hit};
@@ -217,7 +217,8 @@ impl Recorder {
         let family = writer.family();
         let mut sums = Group::with_capacity(taken.iter().map(Group::len).sum());
         for hit in taken.iter().flat_map(Group::summed) {
-            let partition = family.partition_by(hit.id);
+            let home = family.home_of(hit.id);
+            let partition = home.unwrap_or_else(|| family.partition_by(hit.id));
             sums.push(&Hit { partition, ..hit });
         }
         let hits: Vec<_> = sums.summed().collect();
@@ -232,8 +233,13 @@ impl Recorder {
                 Ok(why @ (PairResult::Full | PairResult::OutOfRange(_))) => {
                     self.refuse(family, hit, why);
                 }
+                Ok(PairResult::NoCalendar) => {
+                    let partition = 0;
+                    self.add(&mut again.0.lock(), &Hit { partition, ..*hit });
+                    kept = kept.and(Err(no_calendar()));
+                }
                 Ok(other) => {
-                    let id = String::from_utf8_lossy(hit.id);
+                    let id = String::from_utf8_lossy(family.id_of(hit.id));
                     lost = lost.and(Err(other.corrupt(family, &id)));
                 }
                 Err(error) if error.is_retryable() => {

@@ -236,7 +236,7 @@ impl Request<'_> {
         // arrival
         let was_not_executed = match &counted {
             Ok(Counted::Executed { .. } | Counted::Passed) => false,
-            Ok(Counted::Expired) => route.redis.sends_once(),
+            Ok(Counted::Expired | Counted::Outdated) => route.redis.sends_once(),
             Err(error) => !error.outcome_unknown(),
         };
         if was_not_executed {
@@ -257,7 +257,7 @@ impl Request<'_> {
                 }
                 Ok(Told::Settled((result, repeated)))
             }
-            Counted::Expired => {
+            Counted::Expired | Counted::Outdated => {
                 home.forget(&epochs.before);
                 progress.n = 0;
                 Ok(Told::Expired)

@@ -86,6 +86,12 @@ impl Route {
         self.epochs(home).await
     }
 
+    /// Asks for the epochs of calls to this partition again, and so configures the family where
+    /// Redis has lost it.
+    pub async fn renew(&self, partition: u32) -> Result<()> {
+        self.new_epochs(self.home(partition)).await.map(drop)
+    }
+
     /// Calls the script of the family's kind once, and announces where a sync is due.
     pub async fn count(&self, fence: Fence<'_>, group: &Group) -> Result<Counted> {
         let counted = self.call_script(fence, group).await;
@@ -117,7 +123,7 @@ impl Route {
             pairs: part.pairs(),
         });
         let calls: Vec<_> = calls.collect();
-        let (family, clock) = (self.family(), &self.opened.clock);
+        let family = self.family();
         // calls of other kinds than these two stay in one partition
         let (one, pairs) = (calls[0].partition, || calls[0].pairs.clone());
         let deltas = || pairs().map(|(id, update)| (id, update.amount()));
@@ -129,8 +135,11 @@ impl Route {
                 let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
                 Partition::incr_in(fence, &seeds, &calls).await
             }
-            Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
-            Kind::Activity(sliding) => one.touch(sliding, fence, deltas()).await,
+            Kind::Series(_) => {
+                let labels = self.home(group.partition()).labels();
+                one.add_to_series(family, &labels, fence, deltas()).await
+            }
+            Kind::Activity(sliding) => one.touch(family, sliding, fence, deltas()).await,
             Kind::Visitors(_) => {
                 let visits = pairs().map(|(visit, _)| visit);
                 one.first_visits(family, fence, visits).await

@@ -111,11 +111,13 @@ impl Sending {
                 repeated: repeated && !route.family().is_cached(),
             }),
             Ok(refused) => {
-                let why = if matches!(refused, Counted::Expired) {
+                if !matches!(refused, Counted::Passed) {
                     home.forget(epoch);
-                    "Redis has forgotten the epoch of the call"
-                } else {
-                    "another process makes calls with this caller's name"
+                }
+                let why = match refused {
+                    Counted::Expired => "Redis has forgotten the epoch of the call",
+                    Counted::Outdated => "the family's windows or stripes in Redis have changed",
+                    _ => "another process makes calls with this caller's name",
                 };
                 // only over a connection that never resends was this definitely the only arrival
                 Ok(if was_in_doubt || !route.redis.sends_once() {

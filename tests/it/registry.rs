@@ -72,7 +72,7 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
     // it waits by itself
     assert_eq!(gone.pending(&["1"]).await.unwrap(), [3]);
     pair.sql(GONE).await;
-    other.drain_all().await.unwrap();
+    other.drain().await.unwrap();
     let kept = stored(&pair, "online").await;
     assert!(
         (4..=5).contains(&kept),
@@ -361,7 +361,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
             .await
             .unwrap();
     }
-    pair.drain_all().await.unwrap();
+    pair.drain().await;
     let (hits, visitors) = open("-9", 9).await;
     for number in 0..50 {
         let visitor = format!("visitor {number}");
@@ -383,7 +383,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
             Counted(1)
         );
     }
-    pair.drain_all().await.unwrap();
+    pair.drain().await;
     for (sum, expected) in [
         ("SELECT SUM(n) FROM page_days", 80),
         ("SELECT n FROM visitors WHERE day = '2014-09-20'", 50),

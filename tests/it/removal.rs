@@ -51,7 +51,7 @@ async fn a_family_that_is_used_or_has_pending_hits_stays() {
         refused(pair.remove(&family).await, Busy, "a process used it");
         age(&pair).await;
         refused(pair.remove(&family).await, Busy, "hits are pending");
-        pair.drain_all().await.unwrap();
+        pair.drain().await;
     }
 }
 
@@ -65,7 +65,7 @@ async fn nothing_is_left_of_a_family_but_what_expires() {
         let process = pair.other().await;
         let opened = OfKind::open(&process, kind).await.unwrap();
         opened.use_all().await.unwrap();
-        process.drain_all().await.unwrap();
+        process.drain().await.unwrap();
         age(&pair).await;
         pair.remove(&kinds::family(kind)).await.unwrap();
         assert_eq!((lasting(&pair).await, rows(&pair).await), before, "{kind}");
@@ -210,14 +210,14 @@ async fn a_reconciler_does_not_undo_a_removal() {
     let served = async || server.backlogs().await.unwrap().len() == 1;
     eventually("it serves the family", served).await;
     views.count("a", 7).await;
-    server.drain_all().await.unwrap();
+    server.drain().await.unwrap();
     age(&pair).await;
     pair.other().await.remove(views.family()).await.unwrap();
     views.count("a", 1).await;
-    refused(server.drain_all().await, Mismatch, "was removed");
+    refused(server.drain().await, Mismatch, "was removed");
     assert_eq!(rows(&pair).await, 0);
     pair.other().await.opened(family("views")).await;
-    server.drain_all().await.unwrap();
+    server.drain().await.unwrap();
     assert_eq!(views.value("a").await, 1);
 }
 

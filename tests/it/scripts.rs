@@ -49,6 +49,23 @@ impl Run {
         self.get(&["HSET", &keys("calls")[0], "=now", EPOCH, "=before", "e1"])
     }
 
+    /// Configures an activity with layers of this length, in ms, and no further settings.
+    fn set_window(&mut self, layer_ms: &str) {
+        let calls = &*keys("calls")[0];
+        self.get(&[
+            "HSET",
+            calls,
+            "=stripes",
+            "1",
+            "=layer",
+            layer_ms,
+            "=layers",
+            "1000",
+            "=keep_minutes",
+            "1",
+        ])
+    }
+
     fn limit(&mut self, bytes: &str) {
         self.get(&["CONFIG", "SET", "maxmemory", bytes])
     }
@@ -243,8 +260,9 @@ async fn no_name_is_created_twice() {
 async fn without_now_ms_the_servers_clock_names_the_layer() {
     let (_server, mut run) = Run::new().await;
     let from = run.clock();
-    let touch = ["", "0", "", "", "1", "1000", "1", "1", "p", "1", "1", "v"];
-    let visitors = fenced("open schedule views:0:p visitors:0:p");
+    run.set_window("1");
+    let touch = ["", "0", "", "", "1", "1", "p", "1", "1", "v"];
+    let visitors = fenced("buffer meta views:0:p visitors:0:p");
     run.strings("activity_touch", &visitors, &touch);
     run.strings(
         "visitors_first",
@@ -256,18 +274,13 @@ async fn without_now_ms_the_servers_clock_names_the_layer() {
     let first_at = run.number("HGET", "meta", "first_at");
     expect_between(from, to, &[-layer, first_at]);
 
-    let other = fenced("open schedule views:1:p visitors:1:p");
-    run.strings(
-        "activity_touch",
-        &other,
-        &[
-            "", "0", "", "", "3600000", "1000", "0", "1", "p", "1", "1", "v",
-        ],
-    );
+    run.set_window("3600000");
+    let other = fenced("buffer meta views:1:p visitors:1:p");
+    run.strings("activity_touch", &other, &touch);
     run.expect(
         "activity_now",
-        &other[4..],
-        &["", "3600000", "1000"],
+        &keys("calls views:1:p visitors:1:p"),
+        &["1", ""],
         json!(["OK", 1, 1]),
     );
 }

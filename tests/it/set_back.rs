@@ -75,7 +75,7 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
     pause(4000).await;
     load.end().await;
     reconciler.stop().await;
-    pair.drain_all().await.unwrap();
+    pair.drain().await;
 
     let [resets, dropped] = measured(&metrics, [SET_BACK, DROPPED]);
     for (kind, name) in site::NAMES.iter().enumerate() {

@@ -128,6 +128,10 @@ pub async fn add(
             "full",
             Some("the maximum number of pending ids is reached. Check the daemon and MySQL"),
         ),
+        Outcome::BadTime => (
+            "bad_time",
+            Some("its time is ahead, or nothing takes it any more"),
+        ),
         _ => (
             "no_row",
             Some("it has no row, and only the application inserts rows"),

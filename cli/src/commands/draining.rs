@@ -38,10 +38,10 @@ struct Left {
 }
 
 /// Waits until everything is in MySQL.
-pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exit, Failure> {
+pub async fn drain(context: &Context, within: Duration) -> Result<Exit, Failure> {
     let end = Instant::now() + within;
     let pairs = &context.config.pairs;
-    let drains = pairs.iter().map(|pair| drain_pair(pair, end, all));
+    let drains = pairs.iter().map(|pair| drain_pair(pair, end));
     let mut exit = Exit::Warning;
     let drained = join_all(drains).await.into_iter().zip(pairs);
     let drained = drained.map(|(drained, pair)| {
@@ -86,16 +86,10 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
     }
 }
 
-async fn drain_pair(pair: &PairConfig, end: Instant, all: bool) -> Result<Drained, Failure> {
+async fn drain_pair(pair: &PairConfig, end: Instant) -> Result<Drained, Failure> {
     let counterfoil = &try_connect(pair).await?;
     let (known, unopened) = open_all(pair, counterfoil).await?;
-    let draining = async {
-        if all {
-            counterfoil.drain_all().await
-        } else {
-            counterfoil.drain().await
-        }
-    };
+    let draining = counterfoil.drain();
     let progress = print_progress(&pair.name, counterfoil);
     let drained = timeout_at(end, async {
         tokio::select! {

@@ -146,7 +146,7 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
             limit,
         } => counters::list(&context()?, &family, &prefix, after, limit).await,
         Command::Pending => status::pending(&context()?).await,
-        Command::Drain { timeout, all } => draining::drain(&context()?, timeout, all).await,
+        Command::Drain { timeout } => draining::drain(&context()?, timeout).await,
         Command::Rejects { command } => rejects::execute(&context()?, command).await,
         Command::Recount { family, report } => {
             recounts::recount(&context()?, &family, report).await

@@ -75,7 +75,7 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     let mut pairs = poll(context, LATE).await;
     for pair in &mut pairs {
         pair.families
-            .retain(|family| family.pending > 0 || family.open > 0 || family.problem.is_some());
+            .retain(|family| family.pending > 0 || family.problem.is_some());
     }
     let are_up = pairs.iter().all(is_up);
     let has_no_problem = pairs.iter().all(|pair| problems(pair).is_empty());
@@ -114,7 +114,6 @@ fn lines(pairs: &[PairStatus]) -> Vec<String> {
                 family.kind.to_owned(),
                 family.pending.to_string(),
                 family.oldest_seconds.map(short).unwrap_or_default(),
-                family.open.to_string(),
                 family.last_saved.map(age).unwrap_or_default(),
                 rejects(family),
                 family.state.name().to_owned(),
@@ -122,7 +121,7 @@ fn lines(pairs: &[PairStatus]) -> Vec<String> {
         }));
     }
     let heads = [
-        "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN", "SAVED", "REJECTS", "STATE",
+        "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "SAVED", "REJECTS", "STATE",
     ];
     // the name of the only pair is omitted
     let first = usize::from(pairs.len() == 1);

@@ -182,11 +182,6 @@ fn set_family_gauges(pair: &PairView, now: u64) {
                 family.pending as f64,
             ),
             (
-                "counterfoil_open_slices",
-                "kept slices that have not ended",
-                family.open as f64,
-            ),
-            (
                 "counterfoil_open_rejects",
                 "rejects neither applied nor discarded",
                 family.rejects as f64,

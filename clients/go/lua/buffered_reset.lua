@@ -7,7 +7,7 @@
 --   2 calls         hash      of the partition's home: =now, =before, =began_at
 --   3 buffer        hash      id -> pending delta
 --   4 batch         hash      id -> delta
---   5 [other]       any       what else it drops: open and schedule, or base and schedule
+--   5 [other]       any       what else it drops: base
 -- ARGV
 --   1 incarnation   hex16     with seq and nonce, what is proven to be older than the database
 --   2 seq           integer   of the last cut, "0" where nothing was cut

@@ -276,6 +276,13 @@ func TestOtherKinds(t *testing.T) {
 		}
 	}
 	fails(t, hits.Add(ctx, id, 0), counterfoil.ErrNotCounted, "BADARG")
+	must(t, hits.AddAt(ctx, id, 4, time.Now().Add(-time.Hour)))
+	slices, err := hits.Get(ctx, id, "60s")
+	must(t, err)
+	equal(t, slices[58].Count+slices[59].Count+slices[60].Count, 4)
+	for _, at := range []time.Time{time.Now().Add(2 * time.Minute), time.Unix(1, 0), time.Unix(-1, 0)} {
+		fails(t, hits.AddAt(ctx, id, 1, at), counterfoil.ErrNotCounted, "BADTIME")
+	}
 	readers, err := counters.Activity("readers")
 	must(t, err)
 	var all sync.WaitGroup

@@ -1,8 +1,10 @@
 import { crc32 } from 'node:zlib';
 import type { Family } from './family.js';
-import { type Bytes, checkId, upTo } from './values.js';
+import { type Bytes, NotCounted, checkId, integerOf, repeated, upTo } from './values.js';
 
 const LONGEST_PAGE = 200;
+const ATTEMPTS = 5;
+const OUTDATED = 'pages have another number of stripes now';
 
 /** A family of kind `activity`: who is on a page now. */
 export class Activity {
@@ -13,16 +15,24 @@ export class Activity {
   async touch(page: string, visitor: Bytes): Promise<void> {
     checkId(page, LONGEST_PAGE);
     checkId(visitor);
-    const epoch = await this.family.describe();
-    this.family.check(page, epoch);
-    const { settings, partitions } = epoch;
-    const stripe = crc32(visitor) % settings.stripes;
-    const partition = (crc32(page) + stripe) % partitions;
-    await this.family.count('activity_touch', partition, partitions, (own) => {
-      const names = ['open', 'schedule', `views:${stripe}:${page}`, `visitors:${stripe}:${page}`];
-      const args = [own.layer, own.window / own.layer, own.keep_minutes ? 1 : 0, 1, page, 1, 1, visitor];
-      return { keys: this.family.keys(partition, ...names), args };
-    });
+    for (let attempt = 1; ; attempt += 1) {
+      const epoch = await this.family.describe();
+      this.family.check(page, epoch);
+      const { settings: { stripes }, partitions } = epoch;
+      const stripe = crc32(visitor) % stripes;
+      const partition = (crc32(page) + stripe) % partitions;
+      const keys = this.family.keys(partition, 'buffer', 'meta', `views:${stripe}:${page}`, `visitors:${stripe}:${page}`);
+      try {
+        const { status, words } = await this.family.count('activity_touch', partition, partitions, (settings) => {
+          if (settings.stripes !== stripes) throw new NotCounted('MISMATCH', OUTDATED, undefined, true);
+          return { keys, args: [stripes, 1, page, 1, 1, visitor] };
+        });
+        integerOf(page, status === 'DUP' ? repeated(1, words[0])[0] : words[1]);
+        return;
+      } catch (error) { // the visitor belongs to another stripe now
+        if (!(error instanceof NotCounted && error.message.includes(OUTDATED)) || attempt === ATTEMPTS) throw error;
+      }
+    }
   }
 
   /** Returns the views and distinct visitors of the page. */
@@ -37,10 +47,9 @@ export class Activity {
   }
 
   private async stripeNow(page: string, stripe: number): Promise<unknown[]> {
-    const { partitions } = await this.family.describe();
-    return this.family.read('activity_now', ({ layer, window }) => {
-      const names = [`views:${stripe}:${page}`, `visitors:${stripe}:${page}`];
-      return { keys: this.family.keys((crc32(page) + stripe) % partitions, ...names), args: ['', layer, window / layer] };
-    });
+    const { settings, partitions } = await this.family.describe();
+    const partition = (crc32(page) + stripe) % partitions;
+    const keys = this.family.keys(partition, `views:${stripe}:${page}`, `visitors:${stripe}:${page}`);
+    return this.family.readOfHome('activity_now', partition, [], keys, settings.stripes);
   }
 }

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { crc32 } from 'node:zlib';
 import type { Call, Reply, Sender } from './call.js';
-import { MAX_N, MAX_STEP, type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown } from './values.js';
+import { MAX_N, MAX_STEP, NO_CALENDAR, type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown } from './values.js';
 import { memo, randomStep, uniqueName } from './values.js';
 
 const FRESH_MS = 30_000;
@@ -18,7 +18,7 @@ const IN_FLIGHT = 2;
 const SMALL = 16;
 const CAUSES: Record<string, string> = {
   EXPIRED: 'Redis no longer knows this call: it lost its memory, or the call took too long',
-  OUTSIDE: 'the call took too long, and belongs to a slice of time that is over',
+  MISMATCH: 'the family has changed in Redis, and an earlier send may have been counted',
   PASSED: 'another process uses the name of this caller',
 };
 
@@ -33,11 +33,8 @@ type Epoch = {
 /** Work that may be run again: a caller's name for it, and the epoch before its first run. */
 export type Work = { name: string; epoch: string };
 
-/** Returns a call without its caller, at this time of the server. */
-type Build = (settings: Settings, now: number) => Call;
-
-/** How far the clock of Redis is ahead of this process's monotonic one, in milliseconds, as far as it has mattered. */
-let ahead = performance.timeOrigin;
+/** Returns a call without its caller. */
+type Build = (settings: Settings) => Call;
 
 /** A family: its keys, its epochs and its calls. */
 export class Family {
@@ -93,8 +90,7 @@ export class Family {
         throw new (lost ? OutcomeUnknown : Misconfigured)('MISMATCH', `${this.name} has ${partitions} partitions now, not ${of}`);
       }
       const caller = (!work && callers.pop()) || { name: work?.name ?? uniqueName(), n: 0 };
-      const sentAt = performance.now();
-      const call = build(settings, sentAt + ahead);
+      const call = build(settings);
       if (counts) {
         caller.n += work ? 1 : randomStep();
         call.keys = [...fence, ...call.keys];
@@ -105,11 +101,24 @@ export class Family {
       lost = isRepeat;
       if (!work && status !== 'PASSED' && caller.n <= MAX_N - MAX_STEP) callers.push(caller);
       if (status === 'OK' || status === 'DUP') return reply;
-      if (status === 'EXPIRED') this.epochs.delete(home);
-      if (status === 'OUTSIDE') ahead = Number(reply.words[0]) - sentAt; // the next one takes as long
+      if (status === 'EXPIRED' || status === 'MISMATCH') this.epochs.delete(home);
       const isEnded = status === 'EXPIRED' && (work || (redis.closeOwn && !isRepeat));
-      const isHarmless = isEnded || (status === 'OUTSIDE' && !isRepeat);
+      const isHarmless = isEnded || (status === 'MISMATCH' && !isRepeat);
       if (!isHarmless || attempt === ATTEMPTS) throw new OutcomeUnknown(status, CAUSES[status] ?? 'an unexpected reply');
+    }
+  }
+
+  /** Makes a read that needs the settings at the home of a partition's calls, and returns the words after `OK`. */
+  async readOfHome(script: string, partition: number, names: string[], keys: string[], arg: string | number): Promise<unknown[]> {
+    const home = this.home(partition);
+    const call: Call = { keys: [...this.keys(home, 'calls', ...names), ...keys], args: [arg, ''] };
+    for (let attempt = 1; ; attempt += 1, await sleep(100)) {
+      const { status, words } = await this.sender.send(script, call, false, this.deadline());
+      if (status === 'OK') return words;
+      if (status !== 'MISMATCH' || attempt === ATTEMPTS) {
+        throw new NotCounted(status, `${script} ${arg} of ${this.name}`, undefined, status === NO_CALENDAR);
+      }
+      await this.ask(home); // Redis was emptied, or the settings have changed
     }
   }
 

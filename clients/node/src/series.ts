@@ -1,14 +1,14 @@
-import { slice, starts } from './calendar.js';
-import { type Family, type Item, Queue, type Settings } from './family.js';
+import { type Family, type Item, Queue } from './family.js';
 import { type Integer, NotCounted, checkId, checkInteger, integer, integerOf, repeated } from './values.js';
 
 const LONGEST_NAME = 200;
 const PAIRS = 100;
+const CALENDARS = ['calendar:day', 'calendar:month'];
 
 /** A slice of a window: its start in Unix seconds, and its count. */
 export type Slice = { start: number; count: Integer };
 
-type Hit = Item & { name: string; n: Integer };
+type Hit = Item & { name: string; n: Integer; at: string };
 
 /** A family of kind `series`: counts over time. */
 export class Series {
@@ -17,50 +17,49 @@ export class Series {
   /** @internal */
   constructor(private readonly family: Family) {}
 
-  /** Adds `n`, 1 or more, to the current slice of each window of this name. Throws as `Buffered.add`. */
-  async add(name: string, n: Integer = 1): Promise<void> {
+  /**
+   * Adds `n`, 1 or more, to the current slice of each window of this name, or to those of the time `at`, a `Date` or Unix
+   * milliseconds. Throws as `Buffered.add`.
+   */
+  async add(name: string, n: Integer = 1, at?: Date | number): Promise<void> {
     checkId(name, LONGEST_NAME);
     checkInteger(n, 1);
+    const hit = { name, n, at: millis(at) };
     const epoch = await this.family.describe();
-    integerOf(name, await this.queue.push(this.family, this.family.partition(name, epoch), { of: epoch.partitions, name, n }));
+    integerOf(name, await this.queue.push(this.family, this.family.partition(name, epoch), { of: epoch.partitions, ...hit }));
   }
 
   /** Returns a window of this name, such as `60s` or `day`: all its slices, the oldest first. The last one is not over. */
   async get(name: string, label: string): Promise<Slice[]> {
     checkId(name, LONGEST_NAME);
     const epoch = await this.family.describe();
-    const { windows, time_zone } = epoch.settings;
-    const size = windows.find(([each]: [string]) => each === label)?.[1];
-    if (!size) throw new NotCounted('BADARG', `${this.family.name} has no ${label}, but ${JSON.stringify(windows)}`);
-    const keys = this.family.keys(this.family.partition(name, epoch), `series:${label}:${name}`);
-    const [now, text] = await this.family.read('series_get', () => ({ keys, args: [''] }));
-    const pairs = String(text).matchAll(/(\d+) (\d+)/g);
-    const counts = new Map([...pairs].map(([, start, count]) => [Number(start), integer(count!)]));
-    const at = Math.floor(Number(now) / 1000);
-    return starts(label, time_zone, size, at).map((start) => ({ start, count: counts.get(start) ?? 0 }));
+    const { labels } = epoch.settings;
+    if (!labels.includes(label)) throw new NotCounted('BADARG', `${this.family.name} has no ${label}, but ${labels}`);
+    const partition = this.family.partition(name, epoch);
+    const window = this.family.keys(partition, `series:${label}:${name}`);
+    const texts = await this.family.readOfHome('series_get', partition, CALENDARS, window, label);
+    const [starts = [], counts = []] = texts.map((text) => String(text).split(' '));
+    return starts.map((start, i) => ({ start: Number(start), count: integer(counts[i]!) }));
   }
 
   private async count(partition: number, hits: Hit[]): Promise<void> {
-    const { status, words } = await this.family.count('series_add', partition, hits[0]!.of, (settings, now) => {
-      const precisions = precisionsAt(settings, Math.floor(now / 1000));
-      const labels: string[] = settings.windows.map(([label]: [string]) => label);
-      const windows = hits.flatMap(({ name }) => labels.map((label) => `series:${label}:${name}`));
+    const { status, words } = await this.family.count('series_add', partition, hits[0]!.of, ({ labels }) => {
+      const windows = hits.flatMap(({ name }) => labels.map((label: string) => `series:${label}:${name}`));
+      const own = this.family.keys(partition, 'buffer', 'meta', 'names', 'idle', ...windows);
       return {
-        keys: this.family.keys(partition, 'open', 'schedule', 'names', 'idle', ...windows),
-        args: [precisions.length, ...precisions, ...hits.flatMap(({ name, n }) => [name, String(n)])],
+        keys: [...this.family.keys(this.family.home(partition), ...CALENDARS), ...own],
+        args: hits.flatMap(({ name, n, at }) => [name, String(n), at]),
       };
     });
-    const results = status === 'DUP' ? repeated(hits.length, words[0]) : words;
+    const results = status === 'DUP' ? repeated(hits.length, words[0]) : words.slice(1);
     hits.forEach((hit, i) => (hit.word = results[i]));
   }
 }
 
-/** Returns the precisions at this time: `60s 60 120 -`, or of a calendar `day START-END 31 DATE/`. */
-function precisionsAt({ windows, keep = [], time_zone }: Settings, at: number): string[] {
-  return windows.map(([label, slices]: [string, number]) => {
-    const { start, end, name } = slice(label, time_zone, at);
-    const length = name === '*' ? end - start : `${start}-${end}`;
-    const prefix = keep.length > 1 ? `${label}/${name}/` : `${name}/`;
-    return `${label} ${length} ${slices} ${keep.includes(label) ? prefix : '-'}`;
-  });
+/** Returns a time in Unix milliseconds, or nothing for now. */
+function millis(at?: Date | number): string {
+  if (at === undefined) return '';
+  const ms = Math.floor(Number(at));
+  if (ms >= 0 && ms < 1e15) return String(ms);
+  throw new NotCounted('BADTIME', `expected a Date, or Unix milliseconds, not ${at}`);
 }

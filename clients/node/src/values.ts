@@ -35,11 +35,14 @@ export class Misconfigured extends CounterfoilError {}
 export const integer = (value: Integer | string): Integer =>
   Number.isSafeInteger(Number(value)) ? Number(value) : BigInt(value);
 
+/** The word for a list of days or months that has ended, because no daemon serves the family. */
+export const NO_CALENDAR = 'NOCALENDAR';
+
 /** Returns the integer that a script returned for an id, or null after `DUP`. Throws if it returned a word. */
 export function integerOf(id: string, word: unknown): Integer | null {
   if (typeof word === 'number' || word === null) return word;
   if (/^-?\d+$/.test(String(word))) return integer(word as string);
-  throw new NotCounted(String(word), `${id} was not counted`);
+  throw new NotCounted(String(word), `${id} was not counted`, undefined, word === NO_CALENDAR);
 }
 
 /** Returns the words after `DUP`: null for what was counted before. `refused` are the others, `3:FULL 7:RANGE`. */

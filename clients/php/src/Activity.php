@@ -2,7 +2,7 @@
 
 namespace Counterfoil;
 
-use Counterfoil\Internal\Family;
+use Counterfoil\Internal\{Call, Family};
 
 /** Who is on a page now, and how many pages they viewed. */
 final class Activity extends Family {
@@ -18,11 +18,13 @@ final class Activity extends Family {
     public function touch(string|int $page, string|int $visitor): void {
         $page = $this->checkRow($page, self::PAGE_BYTES);
         $visitor = self::checkId($visitor, isText: false);
-        $settings = $this->ask()['settings'];
-        $stripe = crc32($visitor) % $settings['stripes'];
-        $names = ['open', 'schedule', "views:$stripe:$page", "visitors:$stripe:$page"];
-        $args = [...self::window($settings), (int) $settings['keep_minutes'], 1, $page, 1, 1, $visitor];
-        $this->count($this->call('activity_touch', crc32($page) + $stripe, $names, $args));
+        $reply = $this->countAnew(function () use ($page, $visitor): Call {
+            $stripes = $this->ask()['settings']['stripes'];
+            $stripe = crc32($visitor) % $stripes;
+            $names = ['buffer', 'meta', "views:$stripe:$page", "visitors:$stripe:$page"];
+            return $this->call('activity_touch', crc32($page) + $stripe, $names, [$stripes, 1, $page, 1, 1, $visitor]);
+        });
+        self::pendingOf($reply);
     }
 
     /**
@@ -33,19 +35,14 @@ final class Activity extends Family {
      */
     public function now(string|int $page): array {
         $page = $this->checkRow($page, self::PAGE_BYTES);
-        $settings = $this->ask()['settings'];
+        $stripes = $this->ask()['settings']['stripes'];
         [$views, $visitors] = [0, 0];
-        for ($stripe = 0; $stripe < $settings['stripes']; $stripe++) {
+        for ($stripe = 0; $stripe < $stripes; $stripe++) {
             $partition = $this->partitionOf(crc32($page) + $stripe);
             $keys = $this->keys($partition, "views:$stripe:$page", "visitors:$stripe:$page");
-            $reply = $this->read('activity_now', $keys, ['', ...self::window($settings)]);
+            $reply = $this->readOfHome('activity_now', $partition, [], $keys, $stripes);
             [$views, $visitors] = [$views + $reply[1], $visitors + $reply[2]];
         }
         return [$views, $visitors];
-    }
-
-    /** @return array{int, int} ms of a layer, and layers of a window */
-    private static function window(array $settings): array {
-        return [$settings['layer'], intdiv($settings['window'], $settings['layer'])];
     }
 }

@@ -2,35 +2,34 @@
 
 namespace Counterfoil;
 
-use Counterfoil\Internal\Family;
-use DateTimeImmutable, DateTimeZone, Exception;
+use Counterfoil\Internal\{Call, Family};
+use DateTimeInterface;
 
 /** Counts over time, e.g. in each of the last 120 minutes. */
 final class Series extends Family {
     protected const KIND = 'series';
     private const NAME_BYTES = 200;
-    /** What PHP takes for abbreviations, without summer time. */
-    private const ZONES = ['CET' => 'Europe/Brussels', 'EET' => 'Europe/Athens', 'MET' => 'Europe/Brussels', 'WET' => 'Europe/Lisbon'];
+    private const CALENDARS = ['calendar:day', 'calendar:month'];
 
     /**
-     * Counts into the current slice of each window.
+     * Counts into the current slice of each window, or into those of another time.
      *
      * @param int|float $n an integer of 1 or more
+     * @param DateTimeInterface|int|float|null $at when it happened, or Unix seconds; null for now
      * @throws CounterfoilException
      */
-    public function add(string|int $name, int|float $n = 1): void {
-        [$name, $n] = [$this->checkRow($name, self::NAME_BYTES), self::checkDelta($n, 1)];
-        $reply = $this->atTime(function (int $nowMs) use ($name, $n): array {
-            $settings = $this->ask()['settings'];
-            $names = ['open', 'schedule', 'names', 'idle'];
-            $args = [count($settings['windows'])];
-            foreach ($settings['windows'] as [$label, $slices]) {
-                $names[] = "series:$label:$name";
-                $args[] = self::precision($settings, $label, $slices, intdiv($nowMs, 1000));
-            }
-            return $this->count($this->call('series_add', crc32($name), $names, [...$args, $name, $n]));
+    public function add(string|int $name, int|float $n = 1, DateTimeInterface|int|float|null $at = null): void {
+        [$name, $n, $at] = [$this->checkRow($name, self::NAME_BYTES), self::checkDelta($n, 1), self::millis($at)];
+        $reply = $this->countAnew(function () use ($name, $n, $at): Call {
+            ['settings' => $settings, 'partitions' => $of] = $this->ask();
+            $partition = crc32($name) % $of;
+            $names = ['buffer', 'meta', 'names', 'idle'];
+            foreach ($settings['labels'] as $label) $names[] = "series:$label:$name";
+            $keys = [...$this->fence($partition), ...$this->keys($this->home($partition), ...self::CALENDARS),
+                ...$this->keys($partition, ...$names)];
+            return new Call('series_add', $keys, [$name, $n, $at], $partition, $of);
         });
-        self::pendingOf($reply, totals: 0);
+        self::pendingOf($reply);
     }
 
     /**
@@ -43,59 +42,20 @@ final class Series extends Family {
      */
     public function get(string|int $name, string $label): array {
         $name = $this->checkRow($name, self::NAME_BYTES);
-        $settings = $this->ask()['settings'];
-        $slices = array_column($settings['windows'], 1, 0)[$label]
-            ?? throw new NotCounted('BADARG', "the family has no window $label");
-        $keys = $this->keys($this->partitionOf(crc32($name)), "series:$label:$name");
-        [, $nowMs, $text] = $this->read('series_get', $keys, ['']);
-        preg_match_all('/(\d+) (\d+)/', $text, $counted);
-        $counts = array_combine($counted[1], $counted[2]);
-        for ($i = 1 - $slices; $i <= 0; $i++) {
-            $start = self::start($settings, $label, intdiv((int) $nowMs, 1000), $i);
-            $window[] = [$start, (int) ($counts[$start] ?? 0)];
-        }
-        return $window;
+        $labels = $this->ask()['settings']['labels'];
+        if (!in_array($label, $labels, true)) throw new NotCounted('BADARG', "the family has no window $label");
+        $partition = $this->partitionOf(crc32($name));
+        $window = $this->keys($partition, "series:$label:$name");
+        [, $starts, $counts] = $this->readOfHome('series_get', $partition, self::CALENDARS, $window, $label);
+        $pair = fn(string $start, string $count): array => [(int) $start, (int) $count];
+        return array_map($pair, explode(' ', $starts), explode(' ', $counts));
     }
 
-    /** Returns a window as series_add takes it: LABEL SLICE SLICES KEEP. */
-    private static function precision(array $settings, string $label, int $slices, int $now): string {
-        $kept = $settings['keep'] ?? [];
-        [$slice, $called] = [(int) $label, '*'];
-        if ($slice === 0) {
-            $start = self::start($settings, $label, $now);
-            $slice = "$start-" . self::start($settings, $label, $now, 1);
-            $called = self::day($settings, $start)->format('Y-m-d');
-        }
-        $prefix = count($kept) > 1 ? "$label/$called/" : "$called/";
-        return "$label $slice $slices " . (in_array($label, $kept, true) ? $prefix : '-');
-    }
-
-    /** Returns when a slice starts: the current one, or the one so many slices behind it. */
-    private static function start(array $settings, string $label, int $now, int $slices = 0): int {
-        $length = (int) $label;
-        if ($length > 0) return (intdiv($now, $length) + $slices) * $length;
-        $day = self::day($settings, $now);
-        $first = $label === 'month' ? $day->modify('first day of this month') : $day;
-        return self::midnight($first->modify("$slices $label"))->getTimestamp();
-    }
-
-    /** Returns the start of the local day. */
-    private static function day(array $settings, int $now): DateTimeImmutable {
-        $name = $settings['time_zone'] ?? 'UTC';
-        try {
-            $zone = new DateTimeZone(self::ZONES[$name] ?? $name);
-        } catch (Exception $error) {
-            throw new Misconfigured('time zone', "PHP does not know $name", previous: $error);
-        }
-        return self::midnight((new DateTimeImmutable("@$now"))->setTimezone($zone));
-    }
-
-    /** Returns when the day begins, the first time if clocks show midnight twice: PHP may return the second. */
-    private static function midnight(DateTimeImmutable $time): DateTimeImmutable {
-        $midnight = new DateTimeImmutable($time->format('Y-m-d'), $time->getTimezone());
-        $at = $midnight->getTimestamp();
-        $at += $midnight->getOffset() - $midnight->setTimestamp($at - 86_400)->getOffset();
-        $first = (new DateTimeImmutable("@$at"))->setTimezone($time->getTimezone());
-        return $first->format('Y-m-d H:i') === $midnight->format('Y-m-d H:i') ? $first : $midnight;
+    /** Returns a time in Unix milliseconds, or nothing for now. */
+    private static function millis(DateTimeInterface|int|float|null $at): int|string {
+        if ($at === null) return '';
+        $ms = $at instanceof DateTimeInterface ? (float) $at->format('U.u') * 1000 : $at * 1000;
+        if ($ms >= 0 && $ms < 1e15) return (int) $ms;
+        throw new NotCounted('BADTIME', 'expected a DateTimeInterface, or Unix seconds');
     }
 }

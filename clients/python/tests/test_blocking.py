@@ -16,6 +16,7 @@ import unittest
 import warnings
 import zlib
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from unittest import mock
 
 import counterfoil.asyncio
@@ -836,6 +837,12 @@ class Kinds(Case):
         days = [(later - start) // 3600 for (start, _), (later, _) in zip(window, window[1:])]
         self.assertLessEqual(set(days), {23, 24, 25})
         self.assert_raises(NotCounted, "BADARG", hits.get, name, "5s")
+        hits.add(name, 4, time.time() - 3600)
+        hits.add(name, 8, datetime.now(timezone.utc) - timedelta(minutes=90))
+        window = hits.get(name, "60s")
+        self.assertEqual((sum(count for _, count in window[:60]), sum(count for _, count in window)), (12, 15))
+        for at in (time.time() + 120, 1, datetime(2014, 9, 8), "now", -1):
+            self.assert_raises(NotCounted, "BADTIME", hits.add, name, 1, at)
 
     def test_activity(self):
         readers, page = connected().activity("readers"), new_id()
@@ -851,7 +858,7 @@ class Kinds(Case):
         self.addCleanup(plain().delete, key)
         pages = [foreign, *(f"{page}/{number}" for number in range(40))]
         refused, *counted = run(readers.channel.change_all([(one, b"a") for one in pages]))
-        self.assertEqual((type(refused), refused.reason, counted), (NotCounted, "WRONGTYPE", [None] * 40))
+        self.assertEqual((type(refused), refused.reason, counted), (NotCounted, "WRONGTYPE", [1] * 40))
         self.assertEqual([readers.now(one) for one in pages[1:]], [(1, 1)] * 40)
 
     def test_visitors(self):

@@ -9,7 +9,7 @@ require "monitor"
 #   counterfoil.buffered("product_views").add("product-1")
 class Counterfoil
   FILES = %w[version errors lock scripts failure connection callers family group_commit counters buffered later cached daemons
-             visitors activity calendar series].freeze
+             visitors activity series].freeze
   private_constant :FILES
   FILES.each { |file| require_relative "counterfoil/#{file}" }
 

@@ -167,16 +167,13 @@ class ValuesTest < ClientTest
     assert_equal "BADARG", assert_raises(Counterfoil::NotCounted) { hits.get(@id, "7s") }.reason
   end
 
-  def test_calendars
-    berlin = Counterfoil::Calendar.new("Europe/Berlin")
-    at = Time.utc(2026, 10, 25, 12).to_i # the clocks go back
-    assert_equal 25 * 3600, berlin.slice("day", at).then { |day| day.end - day.begin }
-    assert_equal Time.utc(2026, 9, 30, 22).to_i, berlin.slice("month", at).begin
-    cairo = Counterfoil::Calendar.new("Africa/Cairo") # its clocks skip midnight
-    assert_equal Time.utc(2024, 4, 25, 22).to_i, cairo.slice("day", Time.utc(2024, 4, 26, 12).to_i).begin
-    havana = Counterfoil::Calendar.new("America/Havana") # its clocks go back at one, so that midnight comes twice
-    assert_equal 25 * 3600, havana.slice("day", Time.utc(2025, 11, 2, 12).to_i).then { |day| day.end - day.begin }
-    assert_equal "time zone", assert_raises(Counterfoil::Misconfigured) { Counterfoil::Calendar.new("Mars/Olympus") }.reason
+  def test_late_hits
+    hits, now = @counterfoil.series("hits"), Time.now
+    hits.add(@id, 1)
+    hits.add(@id, 2, now - 3600)
+    hits.add(@id, 4, now.to_f - 5400)
+    assert_equal [6, 7], hits.get(@id, "60s").then { |minutes| [minutes[0, 60].sum(&:last), minutes.sum(&:last)] }
+    [now + 120, 1, "now", -1].each { |at| assert_equal "BADTIME", assert_raises(Counterfoil::NotCounted) { hits.add(@id, 1, at) }.reason }
   end
 
   def test_activity

@@ -80,7 +80,7 @@ impl Means {
     /// Moves everything to MySQL.
     pub async fn drain(&self) -> Result<()> {
         match self {
-            Means::Library(site) => Ok(site.pair.drain_all().await?),
+            Means::Library(site) => Ok(site.pair.drain().await?),
             Means::ByHand(hand) => hand.drain().await,
         }
     }

@@ -18,7 +18,9 @@ const TOO_LONG: &str = match std::str::from_utf8(&[b'x'; 256]) {
     Ok(text) => text,
     Err(_) => panic!("no text"),
 };
-const TOUCH_KEYS: [&str; 4] = [FENCE[0], FENCE[1], "open", "schedule"];
+const TOUCH_KEYS: [&str; 4] = [FENCE[0], FENCE[1], "buffer", "meta"];
+/// The number of stripes of a page. The scripts only compare it.
+const STRIPES: &str = "16";
 const START: u64 = 1_410_134_400_000;
 /// The length of a layer: three a minute, and long enough that nothing expires during a sequence.
 const LAYER_MS: u64 = 20_000;
@@ -34,8 +36,6 @@ struct Activity {
     views: BTreeMap<&'static str, Views>,
     /// The time at which each visitor was last seen, by place.
     visitors: BTreeMap<&'static str, BTreeMap<&'static str, i64>>,
-    open: Deltas,
-    schedule: BTreeMap<String, i64>,
     seen: BTreeMap<&'static str, Members>,
     partition: Partition,
     /// The time to live in ms, by the end of the key.
@@ -58,12 +58,11 @@ enum Own {
     },
     /// The buffer is cut, and the batch released.
     Cut,
-    /// Minutes that are over are closed, as if they had reached the database.
-    Close,
 }
 
 #[derive(Clone, Debug)]
 struct Window {
+    /// The family's setting at the time of the call.
     layers: i64,
     places: Vec<usize>,
 }
@@ -72,6 +71,9 @@ struct Window {
 struct Touch {
     window: Window,
     keep: bool,
+    max_pending: usize,
+    /// The caller knows another number of stripes.
+    is_outdated: bool,
     /// The views of each place.
     views: Vec<i64>,
     visitors: Vec<Vec<usize>>,
@@ -131,24 +133,64 @@ impl Views {
 }
 
 impl Activity {
+    /// Adds to what is kept.
     fn keep(&mut self, kind: &str, minute: i64, place: &str, count: i64) {
         if count > 0 {
             let id = format!("{kind}/{minute}/{}", page(place));
-            *self.open.entry(id.clone()).or_default() += count;
-            self.schedule.insert(id, (minute + 60) * 1000);
+            *self.partition.buffer.entry(id).or_default() += count;
         }
+    }
+
+    /// Returns the reason of a refusal of each place.
+    fn refusals(&self, touch: &Touch, minute: i64) -> Vec<Option<&'static str>> {
+        let mut ids: BTreeSet<_> = self.partition.buffer.keys().cloned().collect();
+        let refusal = |place: &'static str| {
+            let kept = ["views", "visitors"].map(|kind| format!("{kind}/{minute}/{}", page(place)));
+            let counts = kept.iter().filter_map(|id| self.partition.buffer.get(id));
+            if counts.into_iter().any(|count| count.to_string().len() > 16) {
+                return Some("RANGE");
+            }
+            let fresh = kept.iter().filter(|id| !ids.contains(*id)).count();
+            if fresh > 0 && ids.len() + fresh > touch.max_pending {
+                return Some("FULL");
+            }
+            ids.extend(kept);
+            None
+        };
+        let mut refusals: Vec<_> = touch.window.places().map(refusal).collect();
+        if !touch.keep {
+            refusals.fill(None);
+        }
+        refusals
     }
 
     /// Returns the reply, or the error of a call that changes nothing.
     fn touch(&mut self, now: u64, sent: &Sent, touch: &Touch) -> Result<Counted, &'static str> {
+        if touch.is_outdated {
+            return Ok((reply("MISMATCH", []), None));
+        }
         let window = &touch.window;
         let layer = layer_of(now);
-        self.look_at(sent, touch, layer)?;
+        let minute = now as i64 / MINUTE_MS as i64 * 60;
+        if touch.keep {
+            sent.look_at("buffer")?;
+            sent.look_at("meta")?;
+        }
+        let refusals = self.refusals(touch, minute);
+        self.look_at(sent, touch, layer, &refusals)?;
         let mut lives = (window.layers + 1) * LAYER_MS as i64;
         if touch.keep {
             lives = lives.max((MINUTE_MS + LAYER_MS) as i64);
         }
-        for ((place, &views), visitors) in window.places().zip(&touch.views).zip(&touch.visitors) {
+        let (mut counted, mut words, mut refused) = (0, vec![], vec![]);
+        let places = window.places().zip(&touch.views).zip(&touch.visitors);
+        for (nth, ((place, &views), visitors)) in places.enumerate() {
+            if let Some(word) = refusals[nth] {
+                words.push(text(word));
+                refused.push(format!("{}:{word}", nth + 1));
+                continue;
+            }
+            words.push(int(1));
             let of_place = self.views.entry(place).or_default();
             let (is_opened, looks) = of_place.count(layer, window.layers, views);
             if is_opened {
@@ -160,11 +202,22 @@ impl Activity {
             let visitors = visitors.iter().map(|&visitor| VISITORS[visitor]);
             let is_new = self.see(place, now, window.layers, (touch.keep, looks), visitors);
             if touch.keep {
-                self.keep("views", minute_of(layer), place, views);
-                self.keep("visitors", minute_of(layer), place, is_new);
+                counted += views as u64;
+                self.keep("views", minute, place, views);
+                self.keep("visitors", minute, place, is_new);
             }
         }
-        Ok((reply("OK", []), Some(String::new())))
+        let mut total = 0;
+        if counted > 0 {
+            total = self.partition.note(now, counted);
+        }
+        if !refused.is_empty() {
+            let before = self.partition.number("refused").unwrap_or(0);
+            let refused = before + refused.len() as u64;
+            self.partition.set([("refused", refused.to_string())]);
+        }
+        let items = [int(total)].into_iter().chain(words);
+        Ok((reply("OK", items), Some(refused.join(" "))))
     }
 
     fn is_open(&self, place: &str, layer: i64) -> bool {
@@ -173,12 +226,15 @@ impl Activity {
     }
 
     /// Fails if one of the keys that the script checks first has another type.
-    fn look_at(&self, sent: &Sent, touch: &Touch, layer: i64) -> Result<(), &'static str> {
-        if touch.keep {
-            sent.look_at("open")?;
-            sent.look_at("schedule")?;
-        }
-        for place in touch.window.places() {
+    fn look_at(
+        &self,
+        sent: &Sent,
+        touch: &Touch,
+        layer: i64,
+        refusals: &[Option<&str>],
+    ) -> Result<(), &'static str> {
+        let places = touch.window.places().zip(refusals);
+        for (place, _) in places.filter(|(_, refusal)| refusal.is_none()) {
             let [views, visitors] = place_keys(place);
             sent.look_at(&views)?;
             if !self.is_open(place, layer) {
@@ -320,13 +376,20 @@ fn own() -> impl Strategy<Value = Own> {
     let called = || called((0.15, 0.1));
     let visitors = || vec(0..VISITORS.len(), 1..5);
     let views = vec(prop_oneof![1 => 1..9_i64, 1 => 30..90_i64], 3);
-    let touch = (window(), any::<bool>(), views, vec(visitors(), 3));
-    let touch = touch.prop_map(|(window, keep, views, visitors)| Touch {
-        window,
-        keep,
-        views,
-        visitors,
-    });
+    let max_pending = select(vec![1_000_000_usize, 1_000_000, 1_000_000, 2, 4]);
+    let is_outdated = prop_oneof![12 => Just(false), 1 => Just(true)];
+    let settings = (any::<bool>(), max_pending, is_outdated);
+    let touch = (window(), settings, views, vec(visitors(), 3));
+    let touch = touch.prop_map(
+        |(window, (keep, max_pending, is_outdated), views, visitors)| Touch {
+            window,
+            keep,
+            max_pending,
+            is_outdated,
+            views,
+            visitors,
+        },
+    );
     let id = prop_oneof![12 => 0..VALID, 1 => VALID..IDS.len()];
     let first = (
         select(vec![0_usize, 1, 2, 9, 9]),
@@ -342,7 +405,6 @@ fn own() -> impl Strategy<Value = Own> {
         6 => (called(), first).prop_map(|(called, first)| Own::First(called, first)),
         1 => (0..VALID, 0..3_i64).prop_map(|(id, room)| Own::Fill { id, room }),
         1 => Just(Own::Cut),
-        1 => Just(Own::Close),
     ]
 }
 
@@ -395,14 +457,6 @@ impl Kind for Activity {
                 self.partition
                     .set([("hits", "0".into()), ("rotated_at", now)]);
             }
-            Own::Close => {
-                let now = frame.now as i64;
-                for (id, _) in self.schedule.extract_if(.., |_, at| *at <= now) {
-                    frame.write("HDEL", "open", &[&id]);
-                    frame.write("ZREM", "schedule", &[&id]);
-                    self.open.remove(&id);
-                }
-            }
         }
         Ok(())
     }
@@ -424,11 +478,7 @@ impl Kind for Activity {
             let seen = seen.iter().map(ToString::to_string).collect();
             (format!("seen:{id}"), Content::Set(seen))
         });
-        let kept = [
-            ("open".into(), Content::hash(&self.open)),
-            ("schedule".into(), Content::zset(&self.schedule)),
-        ];
-        let all = views.chain(visitors).chain(seen).chain(kept);
+        let all = views.chain(visitors).chain(seen);
         let all = all.map(|(key, content)| {
             let lives = self.lives.get(&key).copied();
             (key, (content, lives))
@@ -439,35 +489,45 @@ impl Kind for Activity {
     }
 }
 
-/// Sets the kind of the family: the test calls scripts of two kinds on the same keys.
-fn becomes(frame: &mut Frame, kind: &str, max_pending: Option<usize>) {
-    let max_pending = max_pending
-        .unwrap_or(frame.family.max_pending())
-        .to_string();
-    let remember = REMEMBER_MS.to_string();
-    let fields = [
-        ("=kind", kind),
-        ("=settings", "max_pending remember"),
-        ("=max_pending", &max_pending),
-        ("=remember", &remember),
+/// Sets the kind of the family, because the test calls scripts of two kinds on the same keys, and its
+/// settings.
+fn becomes(frame: &mut Frame, kind: &str, max_pending: usize, settings: &[(&str, String)]) {
+    let max_pending = ("=max_pending", max_pending.to_string());
+    let names = "max_pending remember layer layers keep_minutes stripes".to_owned();
+    let remember = ("=remember", REMEMBER_MS.to_string());
+    let fixed = [
+        ("=kind", kind.to_owned()),
+        ("=settings", names),
+        max_pending,
+        remember,
     ];
-    let words: Vec<_> = fields
-        .iter()
-        .flat_map(|(name, value)| [*name, *value])
-        .collect();
-    frame.write("HSET", FENCE[0], &words);
-    frame.family.set(fields);
+    for (name, value) in fixed.iter().chain(settings) {
+        frame.write("HSET", FENCE[0], &[name, value]);
+        frame.family.set([(name, value)]);
+    }
+}
+
+impl Window {
+    /// Returns the settings that the scripts read.
+    fn settings(&self, keep: bool) -> [(&'static str, String); 4] {
+        [
+            ("=layer", LAYER_MS.to_string()),
+            ("=layers", self.layers.to_string()),
+            ("=keep_minutes", u8::from(keep).to_string()),
+            ("=stripes", STRIPES.to_owned()),
+        ]
+    }
 }
 
 impl Activity {
     fn call_touch(&mut self, frame: &mut Frame, called: &Called, touch: &Touch) -> Checked {
-        becomes(frame, "activity", None);
         let (window, now) = (&touch.window, frame.now);
+        let settings = window.settings(touch.keep);
+        becomes(frame, "activity", touch.max_pending, &settings);
         let layer = layer_of(now);
         let (mut keys, mut in_use) = (TOUCH_KEYS.map(str::to_owned).to_vec(), vec![]);
-        let numbers = [LAYER_MS as i64, window.layers, i64::from(touch.keep)].into_iter();
-        let numbers = numbers.chain([window.places.len() as i64]);
-        let mut args: Vec<_> = numbers.map(|number| number.to_string()).collect();
+        let stripes = if touch.is_outdated { "4" } else { STRIPES };
+        let mut args = vec![stripes.to_owned(), window.places.len().to_string()];
         for ((place, views), visitors) in window.places().zip(&touch.views).zip(&touch.visitors) {
             let of_place = place_keys(place);
             in_use.extend(self.is_open(place, layer).then(|| of_place[1].clone()));
@@ -487,7 +547,7 @@ impl Activity {
             kind: "activity",
             keys: &keys,
             args,
-            dup: |_| vec![],
+            dup: record,
         };
         frame.count(counting, &sent, self, |activity, _, _| {
             activity.touch(now, &sent, touch)
@@ -496,18 +556,20 @@ impl Activity {
     }
 
     fn call_now(&mut self, frame: &mut Frame, window: &Window) -> Checked {
-        let keys: Vec<_> = window.places().flat_map(place_keys).collect();
-        let numbers = [frame.now as i64, LAYER_MS as i64, window.layers];
-        let args = numbers.map(|number| number.to_string());
+        let max_pending = 1_000_000;
+        becomes(frame, "activity", max_pending, &window.settings(true));
+        let places = window.places().flat_map(place_keys);
+        let keys: Vec<_> = std::iter::once(FENCE[0].to_owned()).chain(places).collect();
+        let now = frame.now.to_string();
         prop_assert_eq!(
-            frame.call("activity_now", &keys, &args)?,
+            frame.call("activity_now", &keys, &[STRIPES, &now])?,
             self.now(frame.now, window)
         );
         Ok(())
     }
 
     fn call_first(&mut self, frame: &mut Frame, called: &Called, first: &First) -> Checked {
-        becomes(frame, "visitors", Some(first.max_pending));
+        becomes(frame, "visitors", first.max_pending, &[]);
         let mut keys = [FENCE[0], FENCE[1], "buffer", "meta"]
             .map(str::to_owned)
             .to_vec();

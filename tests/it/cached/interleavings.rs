@@ -382,7 +382,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let words = match reply {
             Counted::Executed { results, .. } => results,
             // the caller receives an error: the outcome is unknown
-            Counted::Expired => {
+            Counted::Expired | Counted::Outdated => {
                 self.client_dies(number);
                 return Ok(());
             }

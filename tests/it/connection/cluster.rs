@@ -336,7 +336,7 @@ async fn all_kinds_count_while_slots_move() {
     rig.fail_over().await;
     load.end().await;
     reconciler.stop().await;
-    rig.counterfoil.drain_all().await.unwrap();
+    rig.counterfoil.drain().await.unwrap();
     assert_eq!(site.is_exact(&handles).await, 0, "refused");
 }
 

@@ -93,7 +93,7 @@ async fn the_rules_of_a_kind_are_enough_for_it() {
         let family = OfKind::open(&counterfoil, kind).await.unwrap();
         allowed(kind, family.use_all().await);
         let reconciler = counterfoil.reconcile().await;
-        allowed(kind, counterfoil.drain_all().await);
+        allowed(kind, counterfoil.drain().await);
         reconciler.stop().await;
         let findings = counterfoil.check().await;
         let error = findings.iter().find(|finding| {
@@ -166,11 +166,11 @@ async fn a_writer_counts_and_brings_nothing_to_the_database() {
         restrict(&plain.redis, &rules_of(kind, Role::Writer)).await;
         plain.redis.does("SCRIPT FLUSH").await;
         allowed(kind, family.hit_often().await);
-        counterfoil.drain_all().await.expect_err(kind);
+        counterfoil.drain().await.expect_err(kind);
         restrict(&plain.redis, &all_rules()).await;
         let counted = if kind == "visitors" { 1 } else { 3 };
         assert_eq!(family.shown().await.unwrap(), counted, "{kind}");
-        counterfoil.drain_all().await.unwrap();
+        counterfoil.drain().await.unwrap();
     }
 }
 

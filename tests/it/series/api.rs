@@ -135,3 +135,73 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     assert_eq!(sum(&hits.get("a", Precision::HOUR).await.unwrap()), 0);
     assert_eq!(hits.names("", None, 10).await.unwrap().len(), 0);
 }
+
+/// Returns the block of SQL in the guide that begins with this text.
+fn of_guide(start: &str) -> &'static str {
+    let guide = include_str!("../../../docs/guide.md");
+    let start = guide.find(&format!("```sql\n{start}")).expect(start);
+    guide[start + 7..].split("```").next().unwrap()
+}
+
+/// The statements of the guide show what was counted up to now, and read only the key.
+#[tokio::test]
+async fn top_lists_are_one_statement_each() {
+    let pair = Pair::new().await;
+    pair.sql(of_guide("CREATE TABLE page_days")).await;
+    pair.sql(
+        "INSERT INTO page_days WITH RECURSIVE old (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM old WHERE n < 900) \
+         SELECT DATE '2014-01-01' + INTERVAL n DAY, 'old', n FROM old",
+    )
+    .await;
+    let days = Table::upsert("page_days")
+        .key("day", Date)
+        .key("page", Text)
+        .value("hits");
+    let windows = [(Precision::SECOND, 3), (Precision::Day, 2)];
+    let hits = family("days").windows(windows).keep([Precision::Day]);
+    let hits = pair.open(hits.table(days)).await;
+    let now = SystemTime::now();
+    hits.count("/a", 3).await;
+    hits.count("/b", 1).await;
+    for (page, n, days_ago) in [("/b", 5, 1), ("/a", 9, 8), ("/a", 9, 400)] {
+        let at = now - secs(86_400) * days_ago;
+        let expected = if days_ago == 1 {
+            Counted(n)
+        } else {
+            Outcome::BadTime
+        };
+        let outcome = hits.add_at(page, n.cast_unsigned(), at).await.unwrap();
+        assert_eq!(outcome, expected, "{days_ago} days ago");
+    }
+    pair.drain().await;
+    let mut session = pair.pool.acquire().await.unwrap();
+    let mut tops = vec![];
+    let settings = "SET time_zone = '+00:00'";
+    sqlx::query(settings).execute(&mut *session).await.unwrap();
+    for statement in of_guide("-- most viewed today").split_terminator(";\n") {
+        let rows: Vec<(Vec<u8>, String)> = sqlx::query_as(sqlx::AssertSqlSafe(format!(
+            "SELECT page, CAST(hits AS CHAR) FROM ({statement}) AS top"
+        )))
+        .fetch_all(&mut *session)
+        .await
+        .unwrap();
+        let row = |(page, hits): (Vec<u8>, String)| (String::from_utf8(page).unwrap(), hits);
+        tops.push(rows.into_iter().map(row).collect::<Vec<_>>());
+        let explain = sqlx::AssertSqlSafe(format!("EXPLAIN {statement}"));
+        let plan = sqlx::query(explain).fetch_one(&mut *session).await.unwrap();
+        let key: Option<String> = sqlx::Row::get(&plan, "key");
+        assert_eq!(key.as_deref(), Some("top"), "{statement}");
+    }
+    let top = |rows: &[(&str, &str)]| {
+        let row = |(page, hits): &(&str, &str)| ((*page).to_owned(), (*hits).to_owned());
+        rows.iter().map(row).collect::<Vec<_>>()
+    };
+    assert_eq!(tops[0], top(&[("/a", "3"), ("/b", "1")]));
+    assert_eq!(tops[1], top(&[("/b", "6"), ("/a", "3")]));
+    // yesterday may belong to another month
+    let of_month = [
+        top(&[("/b", "6"), ("/a", "3")]),
+        top(&[("/a", "3"), ("/b", "1")]),
+    ];
+    assert!(of_month.contains(&tops[2]), "{tops:?}");
+}

@@ -1,12 +1,11 @@
-//! Interleavings of series whose slices are kept. Writers, closers, reconcilers and a reader are
-//! explicit steps, on a clock that also steps back. proptest picks their order, their deaths, lost
+//! Interleavings of series whose slices are kept. Writers, reconcilers and a reader are explicit steps, on a clock that also steps back. proptest picks their order, their deaths, lost
 //! replies and crashes of Redis. After every step each acknowledged hit is in its slice once
 //! (docs/protocol.md, sections 1 and 5).
 //!
 //! Every hit is a token: the k-th of a case adds 4^k. In base 4, each digit of a slice is the
 //! number of times that it contains that hit.
 
-use counterfoil::test_hooks::{Counted, ServerClock, windows};
+use counterfoil::test_hooks::{Counted, timed};
 
 use crate::support::interleaving::*;
 use crate::support::*;
@@ -15,8 +14,6 @@ const NAMES: [&str; 2] = ["a", "page/é"];
 
 #[derive(Clone, Copy, Debug)]
 enum Own {
-    /// Slices that are over move to the buffer.
-    Close(u32),
     /// The server's clock is set back.
     SetBack(u64),
 }
@@ -24,8 +21,6 @@ enum Own {
 /// Series whose slices are kept.
 #[derive(Default)]
 struct Slices {
-    /// The writers' estimate of the server's clock.
-    clock: ServerClock,
     /// The slices that were current at an execution of each token's call.
     current: BTreeMap<usize, BTreeSet<i64>>,
 }
@@ -73,20 +68,19 @@ impl Counters for Slices {
             stage.partition(stage.partition_of(name)),
             stage.partition(0),
         );
-        let windows = windows(&stage.family.family).unwrap();
-        let pair = (name.as_bytes(), delta(token));
+        let family = &stage.family.family;
+        // as a reconciler does, at the time of the stage
+        home.write_calendars(family).await?;
+        let (labels, hit) = (family.precisions(), timed::key(name, None));
+        let pair = (hit.as_slice(), delta(token));
         Ok(partition
-            .add_to_series(windows, &world.kind.clock, key.fence(&home), [pair])
+            .add_to_series(family, &labels, key.fence(&home), [pair])
             .await?)
     }
 
     async fn own<S: Store + Clone>(world: &mut World<'_, S>, step: Own) -> Checked {
-        match step {
-            Own::Close(partition) => {
-                let _wait = world.stage.partition(partition).close_slices().await?;
-            }
-            Own::SetBack(ms) => world.stage.set_back(ms),
-        }
+        let Own::SetBack(ms) = step;
+        world.stage.set_back(ms);
         Ok(())
     }
 
@@ -141,15 +135,6 @@ impl Counters for Slices {
         Ok(())
     }
 
-    /// Closes all slices, also those from before a step back of the clock.
-    async fn close_all<S: Store + Clone>(world: &mut World<'_, S>) -> Checked {
-        world.stage.pass(100_000);
-        for partition in 0..PARTITIONS {
-            Self::own(world, Own::Close(partition)).await?;
-        }
-        Ok(())
-    }
-
     async fn check_rows<S: Store + Clone>(world: &World<'_, S>) -> Checked {
         let mut expected = slices(world).await?;
         expected.retain(|_, value| *value != 0);
@@ -157,12 +142,6 @@ impl Counters for Slices {
         let stored = store.list(family, "", None, 10_000).await?.into_iter();
         let stored: BTreeMap<_, _> = stored.map(|(id, value)| (id, i128::from(value))).collect();
         prop_assert_eq!(stored, expected, "ROWS");
-        let open = (0..PARTITIONS).map(|partition| world.stage.key(partition, "open"));
-        let [open]: [u64; 1] = world
-            .stage
-            .ask(redis::pipe().exists(open.collect::<Vec<_>>()))
-            .await?;
-        prop_assert_eq!(open, 0, "WEDGED: partitions with open slices");
         Ok(())
     }
 }
@@ -186,14 +165,7 @@ async fn slices<S: Store + Clone>(world: &World<'_, S>) -> Checked<BTreeMap<Stri
             .database
             .totals(
                 &world.stage,
-                (
-                    number,
-                    world
-                        .stage
-                        .partition(number)
-                        .read_with_slices(&id_refs)
-                        .await?,
-                ),
+                (number, world.stage.partition(number).read(&id_refs).await?),
                 &id_refs,
             )
             .await?;
@@ -208,10 +180,8 @@ impl Kind for Slices {
 
     fn step(crashes: Crashes) -> impl Strategy<Value = Self::Step> {
         let name = (0..NAMES.len()).prop_map(|name| (name, None));
-        let close = (0..PARTITIONS).prop_map(Own::Close);
         prop_oneof![
-            49 => steps(crashes, name),
-            6 => close.prop_map(world::Step::Own),
+            55 => steps(crashes, name),
             1 => prop_oneof![Just(300), Just(2500)].prop_map(Own::SetBack).prop_map(world::Step::Own),
         ]
     }
@@ -236,10 +206,4 @@ fn exact_whatever_redis_suffers() {
 fn exact_with_the_real_database() {
     let crashes = [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty];
     exact_in_the_real_database::<Slices>(2, crashes.map(|crashes| (crashes, 8)));
-}
-
-#[test]
-fn each_guard_is_needed() {
-    // a slice is in two keys; other guards are those of buffered counters
-    breaks::<Slices>(&[(Guard::Handover, Crashes::None, &["DOUBLE", "TORN"])]);
 }

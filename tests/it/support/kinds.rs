@@ -104,6 +104,7 @@ impl OfKind {
             OfKind::Series(hits) => {
                 hits.get_range("page", Precision::Day, times(0..7 * 86_400))
                     .await?;
+                hits.get("page", Precision::Day).await?;
                 hits.names("", None, 10).await.map(drop)
             }
             OfKind::Activity(online) => online.minutes("page", times(0..60)).await.map(drop),

@@ -235,7 +235,7 @@ impl Stage {
 
     /// Saves everything to MySQL.
     pub async fn save(&self) {
-        let drained = self.site.run(&["drain", "--all"]).await;
+        let drained = self.site.run(&["drain"]).await;
         assert_eq!(drained.code, 0, "{drained:?}");
     }
 

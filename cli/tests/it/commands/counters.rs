@@ -63,7 +63,7 @@ async fn buffered_counters_are_added_read_listed_and_drained() {
     let sum = "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values";
     assert_eq!(site.number(sum).await, 2);
     assert_eq!(site.printed(&["pending"]).await, "nothing is pending\n");
-    let drained = site.json(0, &["drain", "--all"]).await;
+    let drained = site.json(0, &["drain"]).await;
     assert_eq!(
         drained,
         json!([{ "pair": "main", "drained": true, "left": [], "problems": [] }])

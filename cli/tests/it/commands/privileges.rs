@@ -144,7 +144,7 @@ async fn who_has_what_is_printed_can_do_everything() {
         "[[family]]\nname = \"shop/views\"\nkind = \"buffered\"\n",
     );
     set_user().await;
-    site.printed(&["drain", "--all"]).await;
+    site.printed(&["drain"]).await;
 }
 
 #[tokio::test]

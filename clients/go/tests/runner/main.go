@@ -146,7 +146,7 @@ var calls = map[string]func(c call) any{
 	"cached.set":             func(c call) any { return must(c.cached().Set(ctx, c.text(0), c.delta(1))) },
 	"cached.get":             func(c call) any { return must(c.cached().Get(ctx, c.text(0))) },
 	"cached.value":           func(c call) any { return must(c.cached().Value(ctx, c.text(0))) },
-	"series.add":             func(c call) any { return none(c.series().Add(ctx, c.text(0), c.delta(1))) },
+	"series.add":             call.hit,
 	"series.get":             call.window,
 	"activity.touch":         func(c call) any { return none(c.activity().Touch(ctx, c.text(0), c.text(1))) },
 	"activity.now":           call.now,
@@ -189,6 +189,13 @@ func (c call) visitorsOfDays() any {
 		days = append(days, counterfoil.ScopeDay{Scope: one.text(0), Day: one.text(1)})
 	}
 	return must(c.visitors().Values(ctx, days))
+}
+
+func (c call) hit() any {
+	if len(c.Args) > 2 {
+		return none(c.series().AddAt(ctx, c.text(0), c.delta(1), time.Unix(c.delta(2), 0)))
+	}
+	return none(c.series().Add(ctx, c.text(0), c.delta(1)))
 }
 
 func (c call) window() any {

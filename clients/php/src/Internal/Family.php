@@ -16,6 +16,7 @@ abstract class Family {
     /** The daemon takes what is wanted every second. */
     private const CONFIGURING_NS = 3_000_000_000;
     private const CONFIGURING_PAUSE_US = 50_000;
+    private const ROUNDS = 10;
 
     /** @var array<int, array> by home: the last reply of family_epoch, and until when it may be used */
     private array $known = [];
@@ -37,7 +38,7 @@ abstract class Family {
      * Makes a counting call. Libraries take a number at the end of a reply for whole when the connection breaks
      * within it, so calls whose numbers matter have one more item behind them, which counts nothing.
      *
-     * @return array the reply: `OK`, `DUP` or `OUTSIDE`, and the words behind it
+     * @return array the reply: `OK` or `DUP`, and the words behind it, or `MISMATCH`: made for other settings, not executed
      * @throws CounterfoilException
      */
     protected function count(Call $call): array {
@@ -53,7 +54,7 @@ abstract class Family {
             }
             $reply = $this->session->send($call);
             if ($call !== $this->sent) $this->callers[] = $call->fence;
-            if ($reply[0] === 'OUTSIDE' && $call->isUnsure) throw new OutcomeUnknown('OUTSIDE', 'the slice of time is over');
+            if ($reply[0] === 'MISMATCH' && $call->isUnsure) throw new OutcomeUnknown('MISMATCH', 'the family has changed in Redis');
             if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($call->partition);
             // the only send of a call that nothing repeats was not executed
@@ -71,15 +72,34 @@ abstract class Family {
         }
     }
 
-    /** Makes a call for the time here, and anew for the server's if another slice of time is current there. */
-    protected function atTime(Closure $call): array {
-        for ([$i, $ahead] = [0, 0]; $i < 10; $i++) {
-            $sent = (int) (microtime(true) * 1000);
-            $reply = $call($sent + $ahead);
-            if ($reply[0] !== 'OUTSIDE') return $reply;
-            $ahead = (int) $reply[1] - $sent;  // the next one takes as long
+    /** Makes a counting call, and another one with new settings if the family has changed in Redis. */
+    protected function countAnew(Closure $call): array {
+        for ($i = 0; $i < self::ROUNDS; $i++) {
+            $made = $call();
+            $reply = $this->count($made);
+            if ($reply[0] !== 'MISMATCH') return $reply;
+            $this->askAnew($made->partition);
         }
-        throw new NotCounted('OUTSIDE', 'the clock of Redis changes too fast', isTemporary: true);
+        throw new NotCounted('MISMATCH', 'the family changes in Redis too often', isTemporary: true);
+    }
+
+    /** Makes a read that needs the settings at the home of a partition's calls. */
+    protected function readOfHome(string $script, int $partition, array $names, array $keys, string|int $arg): array {
+        $keys = [...$this->keys($this->home($partition), 'calls', ...$names), ...$keys];
+        for ($i = 0; $i < self::ROUNDS; $i++) {
+            $reply = $this->read($script, $keys, [$arg, '']);
+            if ($reply[0] === 'OK') return $reply;
+            if ($reply[0] !== 'MISMATCH') break;
+            $this->askAnew($partition);
+            usleep(100_000);
+        }
+        throw new NotCounted($reply[0], "$script $arg of $this->name", isTemporary: $reply[0] === 'NOCALENDAR');
+    }
+
+    /** Asks for the settings again, which are those of partition 0, and for those at another home. */
+    private function askAnew(int $partition): void {
+        $this->ask($partition, isFresh: true);
+        if ($this->home($partition) !== 0) $this->ask(isFresh: true);
     }
 
     /** A child process inherits no caller. */
@@ -222,7 +242,8 @@ abstract class Family {
     protected static function number(int|string $word): int {
         if (is_int($word) || preg_match('/^[A-Z]/', $word) === 0) return (int) $word;
         $parts = explode(':', $word);
-        throw new NotCounted($parts[0], value: isset($parts[1]) ? (int) $parts[1] : null);
+        $value = isset($parts[1]) ? (int) $parts[1] : null;
+        throw new NotCounted($parts[0], isTemporary: $parts[0] === 'NOCALENDAR', value: $value);
     }
 
     /**

@@ -59,7 +59,7 @@ final class Session {
                 $reply = $driver->evaluate($isSha, $script, count($call->keys), $words);
                 $this->isBroken = false;
                 if ($reply[0] === 'PASSED') throw new OutcomeUnknown('PASSED', 'another process uses the name of this caller');
-                if ($reply[0] === 'EXPIRED' || $reply[0] === 'OUTSIDE') $call->isUnsure = $wasUnsure;
+                if ($reply[0] === 'EXPIRED' || $reply[0] === 'MISMATCH') $call->isUnsure = $wasUnsure;
                 return $reply;
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, another server may not be READONLY, a full one stays full

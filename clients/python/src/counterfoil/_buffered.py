@@ -59,7 +59,7 @@ class Buffered(ExactValues[D]):
             epoch = epoch or description.now.decode()
             if epoch.encode() not in (description.now, description.before):
                 raise OutcomeUnknown("EXPIRED", "Redis may have forgotten the request")
-            script, keys, args = self.part(description.settings, partition, [change])
+            script, keys, args = self.part(description.settings, home, partition, [change])
             caller = f"request:{len(request.encode())}:{request}:{change[0]}"
             args = [caller, 1, description.before, "", *args]
             words = words_of(script, self.keys(home, *CALLS) + keys, args)
@@ -93,7 +93,7 @@ class Buffered(ExactValues[D]):
             return random.randrange(description.partitions)
         return super().partition(description, change)
 
-    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+    def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
         pairs = list(chain(*changes))
         hits = min(max(sum(map(abs, pairs[1::2])), 1), MAX_HITS)  # they only decide when a sync is due
         return "buffered_add", self.keys(partition, "buffer", "meta"), [hits, len(changes), *pairs]

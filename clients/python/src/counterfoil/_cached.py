@@ -38,7 +38,7 @@ class Cached(ExactValues[D]):
         """Returns the value, from Redis if it is there."""
         return await self._with_base(id, None)
 
-    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+    def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
         keys = self.keys(partition, "base", "buffer", "batch", "meta")
         return "cached_incr", keys, [len(changes), *chain(*changes)]
 

@@ -9,7 +9,9 @@ HINTS = {
     "CROSSSLOT": "the server is a cluster, use RedisCluster",
     "EXPIRED": "Redis no longer knows this call: it lost its memory, or the call took too long",
     "MOVED": "the server is a cluster, use RedisCluster",
-    "OUTSIDE": "the call took too long, and belongs to a slice of time that is over",
+    "BADTIME": "the time is ahead, or neither a window nor what is kept takes it any more",
+    "NOCALENDAR": "Redis does not know the current day or month, because no daemon serves the family",
+    "MISMATCH": "the family has changed in Redis",
     "PASSED": "two processes use one caller name",
     "UNCONFIGURED": "no daemon has configured the family in this Redis: start the daemon, or declare the family"
     " in its counterfoil.toml; or its name or the number of the Redis database is wrong",

@@ -93,9 +93,13 @@ class Family(Generic[D]):
     def partition(self, description: Description, change: Any) -> int:
         return zlib.crc32(change[0].encode()) % description.partitions
 
-    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+    def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
         """A call of changes of one partition."""
         raise NotImplementedError
+
+    def shared(self, settings: dict[str, Any], changes: list[Any]) -> list[int]:
+        """The number of the word, in the reply, that each change of a call gets."""
+        return list(range(len(changes)))
 
     def first_args(self, settings: dict[str, Any]) -> list[Any]:
         """Arguments before those of the partitions."""
@@ -152,19 +156,11 @@ class Channel:
         self.sums = Sums(self)
         self.descriptions: dict[int, Description] = {}
         self._last: Description | None = None
-        self._clock = time.time() - time.monotonic()  # steps of this machine's clock do not matter
         self._queues: dict[tuple[int, int], Queue] = {}
 
     def home(self, partition: int) -> int:
         """The partition whose memory has the calls of `partition`."""
         return partition if self.client.is_cluster else 0
-
-    def server_time(self) -> float:
-        return time.monotonic() + self._clock
-
-    def server_is_at(self, now_ms: bytes, sent: float) -> None:
-        """Learns the server's time from a call that was `sent` then: the next one takes as long."""
-        self._clock = int(now_ms) / 1000 - sent
 
     async def known(self, deadline: float = 0) -> Any:
         """The last description of the family, or the error if there is none."""
@@ -242,6 +238,22 @@ class Channel:
             raise kind(error.reason, error.explanation, temporary=is_temporary) from error.__cause__
         return [status, *words]
 
+    async def read_of_home(self, script: str, partition: int, names: Keys, keys: Keys, arg: Any) -> list[Any]:
+        """Makes a read that needs the settings at the home of a partition's calls, and returns the words after OK."""
+        home = self.home(partition)
+        keys = self.family.keys(home, "calls", *names) + keys
+        for _ in range(ROUNDS):
+            status, *words = await self.read(script, keys, [arg, ""])
+            if status != b"MISMATCH":
+                break
+            self.descriptions.pop(home, None)  # Redis was emptied, or the settings have changed
+            await self.describe(home)
+            await self.session.sleep(PAUSE_SECONDS)
+        if status == b"OK":
+            return words
+        reason = status.decode()
+        raise NotCounted(reason, f"{script} {arg!r} of {self.family.name}", temporary=reason == "NOCALENDAR")
+
     async def send(self, call: Call, deadline: float, was_lost: bool = False) -> Reply:
         """Sends a call until there is a reply: the same call, which Redis executes once."""
         while True:
@@ -273,7 +285,11 @@ class Channel:
 
     async def change(self, *change: Any) -> Any:
         """Counts a change, in a call with others that wait. Returns its result."""
-        [result] = await self.change_all([change])
+        for _ in range(ROUNDS):
+            [result] = await self.change_all([change])
+            is_outdated = isinstance(result, NotCounted) and result.reason == "MISMATCH"
+            if not is_outdated or not result.temporary:
+                break
         return value_of(result)
 
     async def change_all(self, changes: list[Any]) -> list[Any]:
@@ -350,19 +366,32 @@ class Channel:
         for entry in queue.batch:
             parts.setdefault(entry.partition, []).append(entry.change)
         while True:
-            sent = time.monotonic()
-            queue.call = queue.call or self._call(queue, parts, await self.describe(queue.home, deadline))
+            description = await self.describe(queue.home, deadline)
+            queue.call = queue.call or self._call(queue, parts, description)
             status, words, was_lost = await self.send(queue.call, deadline, was_interrupted)
             if status in (b"OK", b"DUP"):
-                return results_of(words, list(map(len, parts.values())))
+                return self._results(parts, words, description)
             if status == b"EXPIRED":
                 self.descriptions.pop(queue.home, None)
-            elif status == b"OUTSIDE":
-                self.server_is_at(words[0], sent)
+            elif status == b"MISMATCH":
+                self.descriptions, self._last = {}, None
             is_first = not was_lost  # the only send, and nothing was done
             if status == b"PASSED" or not is_first or time.monotonic() > deadline:
                 raise OutcomeUnknown(status.decode())
             queue.call = ()
+            if status == b"MISMATCH":  # the changes may belong to other partitions now
+                raise NotCounted("MISMATCH", temporary=True)
+
+    def _results(self, parts: dict[int, list[Any]], words: list[Any], description: Description) -> list[Any]:
+        """The result of each change. Those of a place share the word of it."""
+        shared = [self.family.shared(description.settings, changes) for changes in parts.values()]
+        sizes = [max(numbers) + 1 for numbers in shared]
+        results, first = results_of(words, sizes), 0
+        all_results: list[Any] = []
+        for numbers, size in zip(shared, sizes):
+            all_results += [results[first + number] for number in numbers]
+            first += size
+        return all_results
 
     def _call(self, queue: Queue, parts: dict[int, list[Any]], description: Description) -> Call:
         self.check_partitions(description, queue.partitions)
@@ -372,7 +401,7 @@ class Channel:
         settings, keys = description.settings, self.family.keys(queue.home, *CALLS)
         args = [queue.caller, queue.n, description.now, "", *self.family.first_args(settings)]
         for partition, changes in parts.items():
-            script, own_keys, own_args = self.family.part(settings, partition, changes)
+            script, own_keys, own_args = self.family.part(settings, queue.home, partition, changes)
             keys += own_keys
             args += own_args
         return words_of(script, keys, args)
@@ -404,7 +433,9 @@ def result_of(word: Any) -> Any:
     reason, _, value = word.decode().partition(":")
     if reason == "MISS":
         return value
-    return NotCounted(reason, value=int(value) if value else None) if reason.isalpha() else int(word)
+    if not reason.isalpha():
+        return int(word)
+    return NotCounted(reason, value=int(value) if value else None, temporary=reason == "NOCALENDAR")
 
 
 def valid(id: str, limit: int = 255) -> str:

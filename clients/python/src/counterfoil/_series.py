@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, time, timedelta
+from datetime import datetime
 from itertools import chain
 from typing import Any
-from zoneinfo import ZoneInfo
 
-from ._errors import Misconfigured, NotCounted
+from ._errors import NotCounted
 from ._family import D, Family, Words, call, integer, valid
 
 
@@ -17,55 +16,40 @@ class Series(Family[D]):
     kind = "series"
 
     @call
-    async def add(self, name: str, n: int = 1) -> None:
-        """Adds to the current slice of every window."""
-        await self.channel.change(valid(name, 200), integer(n, 1))
+    async def add(self, name: str, n: int = 1, at: float | datetime | None = None) -> None:
+        """Adds to the current slice of every window, or to those of the time `at`: a `datetime` with a time zone,
+        or Unix seconds."""
+        await self.channel.change(valid(name, 200), integer(n, 1), _millis(at))
 
     @call
     async def get(self, name: str, label: str) -> list[tuple[int, int]]:
         """Returns start (Unix seconds) and count of each slice of a window such as `60s` or `day`, the
         running one last."""
-        partition, description = await self.channel.described(valid(name, 200))
-        slices = dict(description.settings["windows"]).get(label)
-        if slices is None:
+        name = valid(name, 200)
+        partition, description = await self.channel.described(name)
+        if label not in description.settings["labels"]:
             raise NotCounted("BADARG", f"{self.name} has no window {label!r}")
-        keys = self.keys(partition, f"series:{label}:{valid(name, 200)}")
-        _, now_ms, text = await self.channel.read("series_get", keys, [""])
-        numbers = list(map(int, text.split()))
-        counts = dict(zip(numbers[::2], numbers[1::2]))
-        starts: list[int] = []
-        end = int(now_ms) // 1000 + 1
-        while len(starts) < slices:
-            end = _slice(label, end - 1, description.settings)[0]
-            starts.append(end)
-        return [(start, counts.get(start, 0)) for start in reversed(starts)]
+        window = self.keys(partition, f"series:{label}:{name}")
+        starts, counts = await self.channel.read_of_home("series_get", partition, CALENDARS, window, label)
+        return list(zip(map(int, starts.split()), map(int, counts.split())))
 
-    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
-        windows, keep = settings["windows"], settings.get("keep", [])
-        precisions = []
-        for label, slices in windows:
-            start, end, day = _slice(label, int(self.channel.server_time()), settings)
-            kept = f"{label + '/' if len(keep) > 1 else ''}{day or '*'}/" if label in keep else "-"
-            precisions.append(f"{label} {f'{start}-{end}' if day else end - start} {slices} {kept}")
-        names = [f"series:{label}:{name}" for name, _ in changes for label, _ in windows]
-        keys = self.keys(partition, "open", "schedule", "names", "idle", *names)
-        return "series_add", keys, [len(windows), *precisions, *chain.from_iterable(changes)]
+    def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
+        names = [f"series:{label}:{name}" for name, *_ in changes for label in settings["labels"]]
+        keys = self.keys(home, *CALENDARS) + self.keys(partition, "buffer", "meta", "names", "idle", *names)
+        return "series_add", keys, list(chain.from_iterable(changes))
 
 
-def _slice(label: str, now: int, settings: dict[str, Any]) -> tuple[int, int, str]:
-    """Start and end of a slice in Unix seconds, and its first day in a calendar."""
-    if label.endswith("s"):
-        seconds = int(label[:-1])
-        return now // seconds * seconds, (now // seconds + 1) * seconds, ""
-    name = settings.get("time_zone") or "UTC"
-    try:
-        zone = ZoneInfo(name)
-    except Exception as error:
-        raise Misconfigured("TIME ZONE", f"there is no {name!r}: install the package tzdata") from error
-    first = datetime.fromtimestamp(now, zone).date()
-    following = first + timedelta(days=1)
-    if label == "month":
-        first = first.replace(day=1)
-        following = (first + timedelta(days=31)).replace(day=1)
-    start, end = (int(datetime.combine(day, time(), zone).timestamp()) for day in (first, following))
-    return start, end, first.isoformat()
+CALENDARS = "calendar:day", "calendar:month"
+
+
+def _millis(at: float | datetime | None) -> int | str:
+    """A time in Unix milliseconds, or nothing for now."""
+    if at is None:
+        return ""
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise NotCounted("BADTIME", "expected a datetime with a time zone")
+        at = at.timestamp()
+    if isinstance(at, bool) or not isinstance(at, (int, float)) or not 0 <= at < 1e12:
+        raise NotCounted("BADTIME", f"expected a datetime or Unix seconds, not {at!r}")
+    return int(at * 1000)

@@ -34,12 +34,16 @@ class ActivityCounters(Family[D]):
     async def now(self, page: str) -> Activity:
         """Returns `(views, visitors)` of the window."""
         page, description = valid(page, 200), await self.channel.describe()
-        first, stripes = zlib.crc32(page.encode()), range(description.settings["stripes"])
-        places = [((first + stripe) % description.partitions, stripe) for stripe in stripes]
+        first, count = zlib.crc32(page.encode()), description.settings["stripes"]
+        places = [((first + stripe) % description.partitions, stripe) for stripe in range(count)]
         step = 1 if self.client.is_cluster else PLACES
         counts: list[int] = []
-        for start in range(0, len(places), step):
-            counts += await self._read(description.settings, page, places[start : start + step])
+        for start in range(0, count, step):
+            some = places[start : start + step]
+            keys: Keys = ()
+            for partition, stripe in some:
+                keys += self.keys(partition, f"views:{stripe}:{page}", f"visitors:{stripe}:{page}")
+            counts += await self.channel.read_of_home("activity_now", some[0][0], (), keys, count)
         return Activity(sum(counts[::2]), sum(counts[1::2]))
 
     def partition(self, description: Description, change: Any) -> int:
@@ -47,24 +51,22 @@ class ActivityCounters(Family[D]):
         stripe: int = zlib.crc32(visitor) % description.settings["stripes"]
         return (zlib.crc32(page.encode()) + stripe) % description.partitions
 
-    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
-        places: dict[tuple[int, str], list[bytes]] = {}
-        for page, visitor in changes:
-            places.setdefault((zlib.crc32(visitor) % settings["stripes"], page), []).append(visitor)
-        keys = self.keys(partition, "open", "schedule")
-        args: list[Any] = [*_window(settings), 1 if settings.get("keep_minutes") else 0, len(places)]
-        for (stripe, page), visitors in places.items():
+    def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
+        places: dict[tuple[int, str], list[int]] = {}
+        for number, (page, visitor) in enumerate(changes):
+            places.setdefault((zlib.crc32(visitor) % settings["stripes"], page), []).append(number)
+        keys = self.keys(partition, "buffer", "meta")
+        args: list[Any] = [settings["stripes"], len(places)]
+        for (stripe, page), numbers in places.items():
             keys += self.keys(partition, f"views:{stripe}:{page}", f"visitors:{stripe}:{page}")
-            distinct = dict.fromkeys(visitors)
-            args += [page, len(visitors), len(distinct), *distinct]
+            distinct = dict.fromkeys(changes[number][1] for number in numbers)
+            args += [page, len(numbers), len(distinct), *distinct]
         return "activity_touch", keys, args
 
-    async def _read(self, settings: dict[str, Any], page: str, places: list[tuple[int, int]]) -> list[int]:
-        keys: Keys = ()
-        for partition, stripe in places:
-            keys += self.keys(partition, f"views:{stripe}:{page}", f"visitors:{stripe}:{page}")
-        _, *counts = await self.channel.read("activity_now", keys, ["", *_window(settings)])
-        return counts
+    def shared(self, settings: dict[str, Any], changes: list[Any]) -> list[int]:
+        places: dict[tuple[int, str], int] = {}
+        keys = [(zlib.crc32(visitor) % settings["stripes"], page) for page, visitor in changes]
+        return [places.setdefault(key, len(places)) for key in keys]
 
 
 class Visitors(ExactValues[D]):
@@ -97,15 +99,10 @@ class Visitors(ExactValues[D]):
         (scope, day), visitor = change
         return _id(description, scope, day), visitor
 
-    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+    def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
         keys = self.keys(partition, "buffer", "meta", *(f"seen:{id}" for id, _ in changes))
         visits = [word for id, visitor in changes for word in (id, 1, visitor)]
         return "visitors_first", keys, [len(changes), *visits]
-
-
-def _window(settings: dict[str, Any]) -> tuple[int, int]:
-    """The length of a layer, and how many a window has."""
-    return settings["layer"], settings["window"] // settings["layer"]
 
 
 def _id(description: Any, scope: str, day: str) -> str:

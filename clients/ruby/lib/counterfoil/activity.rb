@@ -22,34 +22,33 @@ class Counterfoil
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def touch(page, visitor)
       page, visitor = @family.id(page, 200), @family.bytes(visitor)
-      stripe = Zlib.crc32(visitor) % settings["stripes"]
-      partition = partition(page, stripe, of = @family.partitions)
-      keys = @family.keys(partition, "open", "schedule", "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}")
-      args = [*window, settings["keep_minutes"] ? 1 : 0, 1, page, 1, 1, visitor]
-      @family.count(@family.call("activity_touch", @family.home(partition), keys, args, of))
-      nil
+      of = @family.partitions
+      reply = @family.count_anew do
+        stripe = Zlib.crc32(visitor) % stripes
+        partition = partition(page, stripe, of)
+        keys = @family.keys(partition, "buffer", "meta", "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}")
+        @family.call("activity_touch", @family.home(partition), keys, [stripes, 1, page, 1, 1, visitor], of)
+      end
+      @family.refuse(reply)
     end
 
     # @return [Array(Integer, Integer)] views and visitors of the window
     def now(page)
       page = @family.id(page, 200)
-      by_home = (0...settings["stripes"]).group_by { |stripe| @family.home(partition(page, stripe)) }.values
-      by_home.flat_map { |stripes| stripes.each_slice(PLACES).flat_map { |some| read(page, some) } }.transpose.map(&:sum)
+      by_home = (0...stripes).group_by { |stripe| @family.home(partition(page, stripe)) }.values
+      by_home.flat_map { |some| some.each_slice(PLACES).flat_map { |few| read(page, few) } }.transpose.map(&:sum)
     end
 
     private
 
-    def settings = @family.settings
+    def stripes = @family.settings["stripes"]
 
     def partition(page, stripe, of = @family.partitions) = (Zlib.crc32(page) + stripe) % of
 
-    # length and number of layers
-    def window = [settings["layer"], settings["window"] / settings["layer"]]
-
     # @return [Array<Array(Integer, Integer)>] of each stripe
-    def read(page, stripes)
-      keys = stripes.flat_map { |stripe| @family.keys(partition(page, stripe), "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}") }
-      reply = @family.read("activity_now", keys, ["", *window])
+    def read(page, some)
+      keys = some.flat_map { |stripe| @family.keys(partition(page, stripe), "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}") }
+      reply = @family.read_of_home("activity_now", partition(page, some[0]), [], keys, stripes)
       reply.drop(1).each_slice(2).to_a
     end
   end

@@ -40,7 +40,7 @@ class Counterfoil
 
       @connection, @callers, @namespace, @family, @kind = connection, callers, namespace, family, kind
       @name = "#{namespace}/#{family}"
-      @epochs, @fences, @ahead_ms = {}, {}, 0
+      @epochs, @fences = {}, {}
     end
 
     # @return [Integer] the number of partitions
@@ -72,7 +72,7 @@ class Counterfoil
 
     # Makes a counting call, once. It may be called again for a call that was interrupted.
     #
-    # @return [Array] the reply: `OK`, `DUP` or `OUTSIDE`, and what follows
+    # @return [Array] the reply: `OK` or `DUP`, and what follows, or `MISMATCH`: made for other settings, and not executed
     def count(call)
       until call.reply
         is_lost, call.is_sent = call.is_sent, true
@@ -89,7 +89,7 @@ class Counterfoil
         call.epoch = checked(epoch(call.home), call.of).now
         @callers.step(call.caller)
       end
-      raise OutcomeUnknown.new("OUTSIDE", "the slice of time is over") if is_lost && call.reply[0] == "OUTSIDE"
+      raise OutcomeUnknown.new("MISMATCH", "#{@name} has changed in Redis") if is_lost && call.reply[0] == "MISMATCH"
 
       call.reply
     end
@@ -112,18 +112,43 @@ class Counterfoil
       raise is_lost ? OutcomeUnknown.new(error.reason, error.detail) : error
     end
 
-    # Yields the time in Unix milliseconds, and again with the time of Redis while the reply is `OUTSIDE`.
+    # Makes the counting call of the block, and another one with new settings if the family has changed in Redis.
     #
     # @return [Array] the reply
-    def at_server_time
+    def count_anew
       ROUNDS.times do
-        local_ms = Process.clock_gettime(Process::CLOCK_REALTIME, :millisecond)
-        status, now_ms, = reply = yield(local_ms + @ahead_ms)
-        return reply if status != "OUTSIDE"
+        call = yield
+        reply = count(call)
+        return reply if reply[0] != "MISMATCH"
 
-        @ahead_ms = Integer(now_ms) - local_ms
+        epoch(call.home, fresh: true)
       end
-      raise NotCounted.new("OUTSIDE", "the clocks of this machine and of Redis drift apart", temporary: true)
+      raise NotCounted.new("MISMATCH", "#{@name} changes in Redis too often", temporary: true)
+    end
+
+    # Raises if a reply of one item refuses it.
+    #
+    # @return [nil]
+    def refuse((*, last))
+      word = last.to_s[/[A-Z]+/]
+      raise NotCounted.new(word, temporary: word == "NOCALENDAR") if word
+    end
+
+    # Makes a read that needs the settings at the home of a partition's calls.
+    #
+    # @return [Array] the reply `OK`
+    def read_of_home(script, partition, names, keys, arg)
+      reply = nil
+      ROUNDS.times do
+        reply = read(script, keys(home(partition), "calls", *names) + keys, [arg, ""])
+        break if reply[0] != "MISMATCH"
+
+        epoch(home(partition), fresh: true)
+        sleep(0.1)
+      end
+      return reply if reply[0] == "OK"
+
+      raise NotCounted.new(reply[0], "#{script} #{arg} of #{@name}", temporary: reply[0] == "NOCALENDAR")
     end
 
     # Makes a call that only reads, or that may be repeated.

@@ -7,26 +7,30 @@ class Counterfoil
   #   hits.add("front")
   #   hits.get("front", "60s").last   #=> [1410134400, 1]
   class Series
+    CALENDARS = %w[calendar:day calendar:month].freeze
+    private_constant :CALENDARS
+
     def initialize(family)
       @family = family
     end
 
-    # Counts n into the current slice of each window.
+    # Counts n into the current slice of each window, or into those of another time.
     #
     # @param name [String] 1 to 200 bytes of UTF-8
     # @param n [Integer] 1 or more
+    # @param at [Time, Numeric, nil] when it happened, or Unix seconds; nil for now
     # @return [nil]
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
-    def add(name, n = 1)
-      name, n = @family.id(name, 200), @family.integer(n, 1)
+    def add(name, n = 1, at = nil)
+      name, n, at = @family.id(name, 200), @family.integer(n, 1), millis(at)
       partition = @family.partition(name, of = @family.partitions)
-      keys = @family.keys(partition, "open", "schedule", "names", "idle", *windows.map { |label,| "series:#{label}:#{name}" })
-      reply = @family.at_server_time do |now_ms|
-        precisions = windows.map { |label, slices| precision(label, slices, now_ms / 1000) }
-        @family.count(@family.call("series_add", @family.home(partition), keys, [precisions.size, *precisions, name, n], of))
+      home = @family.home(partition)
+      reply = @family.count_anew do
+        windows = labels.map { |label| "series:#{label}:#{name}" }
+        keys = @family.keys(home, *CALENDARS) + @family.keys(partition, "buffer", "meta", "names", "idle", *windows)
+        @family.call("series_add", home, keys, [name, n, at], of)
       end
-      word = reply[1].to_s[/[A-Z]+/]
-      raise NotCounted, word if word
+      @family.refuse(reply)
     end
 
     # Returns the slices of a window.
@@ -35,26 +39,25 @@ class Counterfoil
     # @return [Array<Array(Integer, Integer)>] start in Unix seconds and count, the oldest first; the last slice is not over
     def get(name, label)
       name = @family.id(name, 200)
-      _, slices = windows.assoc(label) || raise(NotCounted.new("BADARG", "#{@family.name} has no window #{label.inspect}"))
-      _, now_ms, text = @family.read("series_get", @family.keys(@family.partition(name), "series:#{label}:#{name}"), [""])
-      starts = [calendar.slice(label, Integer(now_ms) / 1000).begin]
-      starts.unshift(calendar.slice(label, starts[0] - 1).begin) while starts.size < slices
-      counts = text.split.map { |word| Integer(word) }.each_slice(2).to_h
-      starts.map { |start| [start, counts.fetch(start, 0)] }
+      raise NotCounted.new("BADARG", "#{@family.name} has no window #{label.inspect}") unless labels.include?(label)
+
+      partition = @family.partition(name)
+      window = @family.keys(partition, "series:#{label}:#{name}")
+      _, *texts = @family.read_of_home("series_get", partition, CALENDARS, window, label)
+      starts, counts = texts.map { |text| text.split.map { |word| Integer(word) } }
+      starts.zip(counts)
     end
 
     private
 
-    def windows = @family.settings["windows"]
+    def labels = @family.settings["labels"]
 
-    def calendar = @calendar ||= Calendar.new(@family.settings["time_zone"] || "UTC")
+    # @return [Integer, String] Unix milliseconds, or nothing for now
+    def millis(at)
+      return "" if at.nil?
+      raise NotCounted.new("BADTIME", "#{at.inspect} is not a Time, nor Unix seconds") unless at.is_a?(Time) || at.is_a?(Numeric)
 
-    # @return [String] LABEL SLICE SLICES KEEP
-    def precision(label, slices, at)
-      slice, is_fixed = calendar.slice(label, at), label.to_i > 0
-      kept, start = @family.settings["keep"], is_fixed ? "*" : calendar.date(slice.begin)
-      keep = kept.include?(label) ? "#{"#{label}/" if kept.size > 1}#{start}/" : "-"
-      "#{label} #{is_fixed ? label.to_i : "#{slice.begin}-#{slice.end}"} #{slices} #{keep}"
+      (at.to_r * 1000).floor.tap { |ms| raise NotCounted, "BADTIME" unless ms.between?(0, 10**15 - 1) }
     end
   end
 end
