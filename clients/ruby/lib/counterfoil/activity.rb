@@ -21,7 +21,7 @@ class Counterfoil
     # @return [nil]
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def touch(page, visitor)
-      page, visitor = @family.id(page, 200), @family.bytes(visitor)
+      visitor, page = @family.bytes(visitor), @family.id(page, 200)
       of = @family.partitions
       reply = @family.count_anew do
         stripe = Zlib.crc32(visitor) % stripes
