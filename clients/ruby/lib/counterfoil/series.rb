@@ -22,7 +22,7 @@ class Counterfoil
     # @return [nil]
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def add(name, n = 1, at = nil)
-      name, n, at = @family.id(name, 200), @family.integer(n, 1), millis(at)
+      n, at, name = @family.integer(n, 1), millis(at), @family.id(name, 200)
       partition = @family.partition(name, of = @family.partitions)
       home = @family.home(partition)
       reply = @family.count_anew do
