@@ -249,47 +249,57 @@ fn cases() -> Vec<Case> {
             },
         ),
         case(
-            "requests, last fsync, 3 epochs",
+            "requests, last fsync, 3 generations",
             Requests {
-                epochs: 3,
+                generations: 3,
                 crashes: 1,
                 ..Requests::new(false)
             },
         ),
         case(
-            "requests, emptied, 3 epochs",
+            "requests, emptied, 3 generations",
             Requests {
-                epochs: 3,
-                emptied: true,
+                generations: 3,
+                crash: Crash::Emptied,
                 crashes: 1,
                 ..Requests::new(false)
             },
         ),
         case(
-            "requests of a cached counter",
+            "requests, set back, 2 crashes",
+            Requests {
+                generations: 1,
+                batches: 2,
+                since: false,
+                crash: Crash::SetBack,
+                crashes: 2,
+                attempts: vec![1, 1],
+                ..Requests::new(false)
+            },
+        ),
+        case(
+            "requests, set back, generations that jobs stored",
+            Requests {
+                batches: 2,
+                crash: Crash::SetBack,
+                crashes: 1,
+                ..Requests::new(false)
+            },
+        ),
+        case(
+            "requests of a cached counter with bounds",
             Requests {
                 since: false,
-                attempts: vec![1, 1],
+                refused: true,
                 ..Requests::new(true)
             },
         ),
         case(
             "requests of a cached counter, last fsync",
             Requests {
+                refused: true,
                 sends_once: true,
-                attempts: vec![1, 1],
-                epochs: 1,
-                crashes: 1,
-                ..Requests::new(true)
-            },
-        ),
-        case(
-            "requests of a cached counter, emptied",
-            Requests {
-                sends_once: true,
-                emptied: true,
-                attempts: vec![1, 1],
-                epochs: 1,
+                generations: 1,
                 crashes: 1,
                 ..Requests::new(true)
             },

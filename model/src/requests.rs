@@ -1,35 +1,40 @@
-//! Requests: a hit with a name from the application, which any process may request again, also in a
-//! later epoch, and which counts once.
+//! Requests: a pair of a call with a name from the application, which any process may request again,
+//! minutes or hours later, and which is decided once.
 //!
-//! A request for a buffered counter is one call. One for a cached counter that misses is followed by
-//! the next call, with a ticket. [`fence`](crate::fence) shows the calls of callers with random
-//! names, and [`cached`](crate::cached) what a seed does to values.
+//! Redis stores the decision in two memories, of the current generation and the one before, and a
+//! call names the generation that its process knew. The calls here have no fence: the memories and
+//! the generation alone must keep a late copy from counting. [`fence`](crate::fence) shows the calls
+//! themselves, and [`cached`](crate::cached) what a seed does to values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use stateright::{Model, Property};
 
-use crate::terms::{Hits, Name, next_name};
+use crate::terms::{Crash, Hits, Name, next_name};
 
 /// The model of one request, the processes that make it, and its home partition.
 #[derive(Clone, Debug)]
 pub struct Requests {
     /// The counter is a cached one, which is not in Redis at first.
     pub cached: bool,
-    /// The application stored the epoch before it first made the request.
+    /// The counter's bounds refuse the hit at first.
+    pub refused: bool,
+    /// The application stored the generation before it first made the request.
     pub since: bool,
     /// No call arrives more than once.
     pub sends_once: bool,
-    /// A crash empties Redis instead of taking it back to its last fsync.
-    pub emptied: bool,
+    /// The state in which Redis returns after a crash.
+    pub crash: Crash,
     /// The number of times that each process makes the request.
     pub attempts: Vec<u8>,
-    /// The number of epochs that begin after the first.
-    pub epochs: u8,
+    /// The number of generations that begin after the first, at any time.
+    pub generations: u8,
     /// The number of times that the cached counter is deleted.
     pub deletions: u8,
     /// The number of times that Redis crashes.
     pub crashes: u8,
+    /// The number of batches that reach the database.
+    pub batches: u8,
     /// The guard that is left out.
     pub mistake: Option<Mistake>,
 }
@@ -37,18 +42,24 @@ pub struct Requests {
 /// A guard of the protocol that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mistake {
-    /// A call names the current epoch, so that Redis looks it up in one memory.
-    NameCurrentEpoch,
-    /// An attempt goes on, although what it did first may be forgotten.
-    OutliveEpochs,
-    /// A request that begins again forgets that a later call may have been executed.
-    ForgetDoubt,
-    /// Redis executes a call whose predecessor it does not know as missed.
-    AcceptGaps,
-    /// The request is made, although the epoch that the application stored has ended.
+    /// A call names no generation, so that Redis executes it whenever it arrives.
+    NoGeneration,
+    /// Redis looks a request up in the current memory only.
+    OneMemory,
+    /// The application makes the request in the current generation, not in the one that it stored.
     IgnoreSince,
     /// EXPIRED counts as proof that no arrival was executed.
     ExpiredIsProof,
+    /// A reset after a set-back keeps the names of the generations.
+    ResetKeepsNames,
+    /// A reset after a set-back keeps the decisions.
+    ResetKeepsDecisions,
+    /// A refusal by the bounds is not stored.
+    RefusalNotStored,
+    /// A miss is stored.
+    MissStored,
+    /// The process that asks makes the name of a generation, which can return.
+    NamesOfCallers,
 }
 
 /// Redis, the database, the processes and their calls.
@@ -57,28 +68,41 @@ pub struct State {
     redis: Redis,
     saved: Redis,
     database: Hits,
+    /// The number of batches in the database.
+    ledger: u8,
     processes: Vec<Process>,
     /// The calls that may still arrive, and how often.
     sent: BTreeMap<Call, u8>,
-    /// The attempts that counted the hit, each with the number of epochs that had begun.
-    counted_by: BTreeMap<Attempt, u8>,
-    /// The hit counted again where it must not.
+    /// The latest decision, and the time at which it was made.
+    decided: Option<(Decision, Time)>,
+    /// The attempts that counted the hit.
+    counted_by: BTreeSet<Attempt>,
+    /// The database contains the hit twice where it must not.
     doubled: bool,
-    /// A process was told that the hit counted.
+    /// A process was notified of another decision than the application had acted on.
+    changed: bool,
+    /// A process was notified that the hit counted, but no hit exists.
+    invented: bool,
+    /// A call was not executed although its counter was there.
+    stuck: bool,
+    /// A process was notified that the hit counted.
     acknowledged: bool,
-    /// A crash took the hit from Redis.
-    lost: bool,
     /// The attempts that were reported as not counted.
     denied: BTreeSet<Attempt>,
     crashes: u8,
     deletions: u8,
-    epochs: u8,
-    /// The last name that was given out, to epochs and tickets.
+    generations: u8,
+    /// The number of generations that Redis has forgotten or begun.
+    time: Time,
+    /// The last name that was given out.
     names: Name,
 }
 
-/// An epoch, and the number of epochs that had begun before it.
-type Since = (Name, u8);
+/// The number of generations that have begun, and two for each time that Redis lost both memories.
+type Time = u8;
+
+/// A generation, and the time at which its process received it.
+type Generation = (Name, Time);
 
 /// A process, and the number of its attempt.
 type Attempt = (usize, u8);
@@ -87,30 +111,15 @@ type Attempt = (usize, u8);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Call {
     attempt: Attempt,
-    /// The number of epochs before the first send of the attempt that may have been executed.
-    began: u8,
-    n: u8,
-    epoch: Name,
-    /// The ticket of the seed that precedes it in the same pipeline; 0 without one.
-    ticket: Name,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Epochs {
-    now: Name,
-    before: Name,
-}
-
-impl Epochs {
-    fn knows(self, epoch: Name) -> bool {
-        self.now == epoch || self.before == epoch
-    }
+    generation: Generation,
+    /// A seed of the counter precedes it in the same pipeline.
+    seeds: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Process {
-    /// The epochs that it received last; none make it ask.
-    epochs: Option<Epochs>,
+    /// The generation that it received last; none makes it ask.
+    known: Option<Generation>,
     /// The number of its latest attempt.
     attempt: u8,
     /// The state of the attempt, until it ends.
@@ -120,72 +129,69 @@ struct Process {
 /// The progress of an attempt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Progress {
-    /// The number of its last call that is known to have been executed.
-    n: u8,
-    /// The ticket of the last miss; 0 without one.
-    ticket: Name,
-    /// The number of a call that may have been executed.
-    doubt: Option<u8>,
-    /// The current epoch of its first send that may have been executed, or the one that the
-    /// application stored.
-    since: Option<Since>,
-    waiting: Option<Waiting>,
-}
-
-/// A call that a process awaits the reply to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Waiting {
-    call: Call,
-    /// The attempt's `doubt` and `since` before it was sent.
-    before: (Option<u8>, Option<Since>),
+    /// The generation that its calls name.
+    generation: Option<Generation>,
+    /// The last call missed the counter.
+    missed: bool,
+    /// A call may have been executed.
+    in_doubt: bool,
+    /// The call that it awaits the reply to, and whether one before it may have been executed.
+    waiting: Option<(Call, bool)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Redis {
-    epochs: Epochs,
-    /// The request's last call in the current epoch, and in the previous one.
-    memory: Option<Last>,
-    previous_memory: Option<Last>,
-    /// Whether the counter is in Redis.
+    /// The current generation and the one before; 0 is none.
+    now: Name,
+    before: Name,
+    memory: Memory,
+    previous_memory: Memory,
+    /// The counter is in Redis.
     has_base: bool,
-    /// The ticket of the counter's miss; 0 without one.
-    ticket: Name,
+    /// The bounds refuse the hit.
+    refuses: bool,
     /// The hits that are not in the database yet.
-    counted: Hits,
+    pending: Hits,
+    /// One of them is in the database, too, or pending twice, where it must not.
+    doubles: bool,
+    /// The number of the last batch.
+    seq: u8,
 }
 
-/// A call and its stored result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Last {
-    n: u8,
-    result: Result,
+/// The memory of a generation: the request, as it was decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Memory {
+    decision: Option<Decision>,
+    /// The decision is from before the last reset.
+    is_outdated: bool,
 }
 
-/// The result of an executed call.
+/// The stored outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Result {
+enum Decision {
     Counted,
-    /// The counter is missing, and has this ticket.
-    Missed(Name),
+    Refused,
+    /// Only with [`Mistake::MissStored`].
+    Missed,
 }
 
 /// The reply to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reply {
-    /// The result of this arrival, or of the first one.
-    Executed(Result),
-    /// A call before the request's last one.
-    Passed,
+    /// The decision of this arrival, or of an earlier one.
+    Decided(Decision),
+    /// The counter is not in Redis.
+    Missed,
     Expired,
 }
 
 /// A step of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A process sends the next call of its attempt, or of a new one, or finds that it must not. It
-    /// no longer waits for the reply to an earlier call, which may still arrive.
+    /// A process sends the call of its attempt, or of a new one. It no longer waits for the reply to
+    /// an earlier call, which may still arrive.
     Send(usize),
-    /// A process asks for the epochs first, and then sends.
+    /// A process asks for the generation first, and then sends.
     AskAndSend(usize),
     /// A call arrives, and its process receives the reply.
     Arrive(Call),
@@ -193,33 +199,39 @@ pub enum Step {
     ArriveUnanswered(Call),
     /// The time of an attempt is over.
     End(usize),
-    /// The current epoch becomes the previous one.
-    BeginEpoch,
+    /// The current generation becomes the one before.
+    BeginGeneration,
     /// A cached counter without pending hits is deleted.
     Delete,
-    /// Redis makes its state durable.
+    /// The bounds no longer refuse the hit.
+    Refill,
+    /// Redis makes its state durable, or takes a snapshot.
     Save,
     /// Redis crashes and returns.
     Crash,
-    /// The hits that are durable move to the database.
+    /// A batch with what is pending, of this counter and of others, moves to the database.
     Store,
+    /// A reconciler resets the partition, because the ledger is ahead of it.
+    Reset,
 }
 
 const HIT: u8 = 0;
-const FIRST_EPOCH: Name = 1;
+const FIRST_GENERATION: Name = 1;
 
 impl Requests {
     /// Returns a small model: two processes, of which one makes the request twice.
     pub fn new(cached: bool) -> Self {
         Self {
             cached,
+            refused: false,
             since: true,
             sends_once: false,
-            emptied: false,
+            crash: Crash::ToLastFsync,
             attempts: vec![2, 1],
-            epochs: 2,
+            generations: 2,
             deletions: u8::from(cached),
             crashes: 0,
+            batches: 1,
             mistake: None,
         }
     }
@@ -228,162 +240,200 @@ impl Requests {
         self.mistake == Some(mistake)
     }
 
-    /// Sends the next call of a process, unless Redis may have forgotten the request.
+    /// Sends the call of a process.
     fn send(&self, state: &mut State, number: usize) -> Option<()> {
         let process = &mut state.processes[number];
-        let epochs = process.epochs?;
+        let known = process.known?;
         let mut progress = process.progress.take().unwrap_or_else(|| {
             process.attempt += 1;
             let is_stored = self.since && !self.makes(Mistake::IgnoreSince);
             Progress {
-                since: is_stored.then_some((FIRST_EPOCH, 0)),
+                generation: is_stored.then_some((FIRST_GENERATION, 0)),
                 ..Progress::default()
             }
         });
-        if progress
-            .since
-            .is_some_and(|(epoch, _)| !epochs.knows(epoch))
-        {
-            // it asks first; the outcome is unknown if the epoch has ended
-            return (epochs == state.redis.epochs).then_some(());
-        }
-        let before = (progress.doubt, progress.since);
-        let since = *progress.since.get_or_insert((epochs.now, state.epochs));
-        if self.makes(Mistake::OutliveEpochs) {
-            progress.since = before.1;
-        }
         let call = Call {
             attempt: (number, process.attempt),
-            began: since.1,
-            n: progress.n + 1,
-            epoch: if self.makes(Mistake::NameCurrentEpoch) {
-                epochs.now
-            } else {
-                epochs.before
-            },
-            ticket: progress.ticket,
+            generation: *progress.generation.get_or_insert(known),
+            seeds: progress.missed,
         };
-        progress.waiting = Some(Waiting { call, before });
-        progress.doubt.get_or_insert(call.n);
+        progress.waiting = Some((call, progress.in_doubt));
+        progress.in_doubt = true;
         process.progress = Some(progress);
         let arrivals = if self.sends_once { 1 } else { 2 };
         state.sent.insert(call, arrivals);
         Some(())
     }
 
-    /// Returns the reply of Redis to a call that arrives, `None` if the call is executed.
-    fn refusal(&self, redis: &Redis, call: Call) -> Option<Reply> {
-        if !redis.epochs.knows(call.epoch) {
+    /// Returns the reply of Redis to a call that arrives, `None` if it must be executed.
+    fn known_reply(&self, redis: &Redis, call: Call) -> Option<Reply> {
+        let (generation, _) = call.generation;
+        if !redis.knows(generation) && !self.makes(Mistake::NoGeneration) {
             return Some(Reply::Expired);
         }
-        let is_previous = call.epoch == redis.epochs.before;
-        let previous = redis.previous_memory.filter(|_| is_previous);
-        let last = redis.memory.into_iter().chain(previous);
-        let last = last.max_by_key(|last| last.n);
-        let last_n = last.map_or(0, |last| last.n);
-        match last {
-            _ if call.n > last_n && self.makes(Mistake::AcceptGaps) => None,
-            Some(last)
-                if call.n == last_n || (call.n > last_n && last.result == Result::Counted) =>
-            {
-                Some(Reply::Executed(last.result))
-            }
-            _ if call.n < last_n => Some(Reply::Passed),
-            _ if call.n == last_n + 1 => None,
-            _ => Some(Reply::Expired),
+        let earlier = redis.previous_memory;
+        let earlier = [redis.memory]
+            .into_iter()
+            .chain((!self.makes(Mistake::OneMemory)).then_some(earlier));
+        let found = earlier.into_iter().find(|one| one.decision.is_some())?;
+        if found.is_outdated {
+            return Some(Reply::Expired);
         }
+        found.decision.map(Reply::Decided)
     }
 
     /// Lets a call arrive and returns the reply.
     fn arrive(&self, state: &mut State, call: Call) -> Reply {
-        let redis = &mut state.redis;
-        if call.ticket != 0 && call.ticket == redis.ticket && !redis.has_base {
-            (redis.has_base, redis.ticket) = (true, 0);
-        }
         if let Some(left) = state.sent.get_mut(&call) {
             *left -= 1;
         }
-        if let Some(refusal) = self.refusal(redis, call) {
-            return refusal;
+        let time = state.time;
+        let redis = &mut state.redis;
+        redis.has_base |= call.seeds;
+        if let Some(reply) = self.known_reply(redis, call) {
+            state.stuck |= redis.has_base && reply == Reply::Decided(Decision::Missed);
+            return reply;
         }
-        let result = if self.cached && !redis.has_base {
-            if redis.ticket == 0 {
-                redis.ticket = next_name(&mut state.names);
+        let decision = if self.cached && !redis.has_base {
+            if !self.makes(Mistake::MissStored) {
+                return Reply::Missed;
             }
-            Result::Missed(redis.ticket)
+            Decision::Missed
+        } else if redis.refuses {
+            Decision::Refused
         } else {
-            if (state.database + redis.counted).contains(HIT) {
-                let is_promised = |(by, epochs): (&Attempt, &u8)| {
-                    self.since
-                        || *by == call.attempt
-                        || call.began <= *epochs
-                        || state.epochs < epochs + 2
-                };
-                state.doubled |= state.counted_by.iter().any(is_promised);
-            }
-            state.counted_by.insert(call.attempt, state.epochs);
-            redis.counted = redis.counted + Hits::one(HIT);
-            state.lost = false;
-            Result::Counted
+            Decision::Counted
         };
-        redis.memory = Some(Last { n: call.n, result });
-        Reply::Executed(result)
+        // a decision is remembered for one more generation, and for every call whose process knew
+        // its generation before
+        let (_, asked) = call.generation;
+        let earlier = state
+            .decided
+            .filter(|(_, at)| self.since || asked <= *at || time <= at + 1);
+        if decision == Decision::Counted {
+            let is_counted = (state.database + redis.pending).contains(HIT);
+            redis.doubles |= is_counted && earlier.is_some();
+            redis.pending = redis.pending.union(Hits::one(HIT));
+            state.counted_by.insert(call.attempt);
+        }
+        let is_other =
+            |(earlier, _): (Decision, Time)| earlier != decision && Decision::Missed != earlier;
+        state.changed |= earlier.is_some_and(is_other);
+        if decision != Decision::Missed {
+            state.decided = Some((decision, time));
+        }
+        if decision != Decision::Refused || !self.makes(Mistake::RefusalNotStored) {
+            redis.memory = Memory {
+                decision: Some(decision),
+                is_outdated: false,
+            };
+        }
+        Reply::Decided(decision)
     }
 
     /// Gives a process the reply to the call that it waits for.
     fn receive(&self, state: &mut State, number: usize, reply: Reply) -> Option<()> {
+        let has_hit = (state.database + state.redis.pending).contains(HIT);
         let process = &mut state.processes[number];
         let mut progress = process.progress.take()?;
-        let Waiting { before, .. } = progress.waiting.take()?;
-        let next = |progress: Progress, ticket| Progress {
-            n: progress.n + 1,
-            ticket,
-            // a later call may have been executed before the request began again
-            doubt: before
-                .0
-                .filter(|n| *n > progress.n + 1 && !self.makes(Mistake::ForgetDoubt)),
-            ..progress
-        };
+        let (_, was_in_doubt) = progress.waiting.take()?;
+        // without the fence only a connection that never resends proves that this was the only
+        // arrival
+        progress.in_doubt = was_in_doubt || !self.sends_once;
         process.progress = match reply {
-            Reply::Executed(Result::Counted) => {
+            Reply::Decided(Decision::Counted) => {
                 state.acknowledged = true;
+                state.invented |= !has_hit;
                 None
             }
-            Reply::Executed(Result::Missed(ticket)) => Some(next(progress, ticket)),
-            Reply::Passed => {
-                let ticket = progress.ticket;
-                Some(next(progress, ticket))
+            Reply::Decided(Decision::Refused) => None,
+            Reply::Missed | Reply::Decided(Decision::Missed) => {
+                progress.missed = true;
+                Some(progress)
             }
             Reply::Expired => {
-                process.epochs = None;
-                progress.n = 0;
-                if self.sends_once || self.makes(Mistake::ExpiredIsProof) {
-                    (progress.doubt, progress.since) = before;
+                progress.in_doubt &= !self.makes(Mistake::ExpiredIsProof);
+                process.known = None;
+                // nothing is known of a generation that the application stored, or that an earlier
+                // call named
+                if self.since || progress.in_doubt {
+                    if !progress.in_doubt {
+                        state.denied.insert((number, process.attempt));
+                    }
+                    None
+                } else {
+                    progress.generation = None;
+                    Some(progress)
                 }
-                Some(progress)
             }
         };
         Some(())
     }
 
-    fn crash(&self, state: &mut State) {
-        let before = state.redis.counted;
-        state.redis = if self.emptied {
-            Redis::new(next_name(&mut state.names))
-        } else {
-            state.saved.clone()
-        };
-        let remains = state.redis.counted + state.database;
-        if before.contains(HIT) && !remains.contains(HIT) {
-            state.lost = true;
-            state.counted_by.clear();
-        }
-        state.crashes += 1;
+    fn begin_generation(&self, state: &mut State) {
+        state.generations += 1;
+        state.time += 1;
+        let redis = &mut state.redis;
+        redis.before = redis.now;
+        redis.now = next_name(&mut state.names);
+        redis.previous_memory = std::mem::take(&mut redis.memory);
     }
 
-    /// Forgets calls whose arrival changes nothing: none waits for them, and their epoch has ended.
+    fn crash(&self, state: &mut State) {
+        state.crashes += 1;
+        state.redis = match self.crash {
+            Crash::ToLastFsync | Crash::SetBack => state.saved.clone(),
+            Crash::Emptied => {
+                state.time += 2;
+                let name = if self.makes(Mistake::NamesOfCallers) {
+                    FIRST_GENERATION
+                } else {
+                    next_name(&mut state.names)
+                };
+                Redis {
+                    seq: state.ledger,
+                    ..Redis::new(name, state.redis.refuses)
+                }
+            }
+        };
+        // a crash may lose what was decided, unless the database has it
+        let has_hit = (state.redis.pending + state.database).contains(HIT);
+        let memories = [state.redis.memory, state.redis.previous_memory];
+        let is_lost = |decision| match decision {
+            Decision::Counted => !has_hit,
+            _ => memories.iter().all(|one| one.decision.is_none()),
+        };
+        if state.decided.is_some_and(|(decision, _)| is_lost(decision)) {
+            state.decided = None;
+            state.counted_by.clear();
+        }
+    }
+
+    /// Drops what is pending, because the database may have it.
+    fn reset(&self, state: &mut State) {
+        state.time += 2;
+        let redis = &mut state.redis;
+        (redis.pending, redis.doubles, redis.has_base) = (Hits::default(), false, false);
+        redis.seq = state.ledger;
+        if !self.makes(Mistake::ResetKeepsNames) {
+            (redis.now, redis.before) = (next_name(&mut state.names), 0);
+        }
+        if !self.makes(Mistake::ResetKeepsDecisions) {
+            redis.memory.is_outdated = true;
+            redis.previous_memory.is_outdated = true;
+        }
+        if !state.database.contains(HIT) {
+            // the set-back lost it
+            state.decided = None;
+            state.counted_by.clear();
+        }
+    }
+
+    /// Forgets calls whose arrival changes nothing: none waits for them, and their generation has
+    /// ended.
     fn forget_late(&self, state: &mut State) {
-        let may_return = state.crashes < self.crashes && !self.emptied;
+        let may_return = state.crashes < self.crashes;
+        let is_unnamed = self.makes(Mistake::NoGeneration) || self.makes(Mistake::NamesOfCallers);
         let State {
             redis,
             saved,
@@ -392,48 +442,63 @@ impl Requests {
             ..
         } = state;
         sent.retain(|call, left| {
-            let is_known = redis.epochs.knows(call.epoch)
-                || (may_return && saved.epochs.knows(call.epoch))
+            let (generation, _) = call.generation;
+            let is_known = redis.knows(generation)
+                || is_unnamed
+                || (may_return && saved.knows(generation))
                 || processes[call.attempt.0].waits_for(*call);
             *left > 0 && is_known
         });
     }
 
+    /// Returns the pending hits that a batch may take to the database.
     fn durable(&self, state: &State) -> Hits {
-        if self.emptied || state.crashes == self.crashes {
-            state.redis.counted
+        let waits = self.crash == Crash::ToLastFsync && state.crashes < self.crashes;
+        if waits {
+            state.redis.pending.among(state.saved.pending)
         } else {
-            state.redis.counted.among(state.saved.counted)
+            state.redis.pending
         }
     }
 
-    /// Returns whether a call can arrive that receives such a reply.
+    /// Returns whether a call can arrive that receives such a reply without being executed.
     fn has_arrival(&self, state: &State, kind: impl Fn(&Call, Option<Reply>) -> bool) -> bool {
         let mut calls = state.sent.keys();
-        calls.any(|call| kind(call, self.refusal(&state.redis, *call)))
+        calls.any(|call| kind(call, self.known_reply(&state.redis, *call)))
+    }
+}
+
+impl State {
+    /// Returns whether the ledger proves that Redis was set back.
+    fn is_set_back(&self) -> bool {
+        self.redis.seq < self.ledger
     }
 }
 
 impl Process {
     fn waits_for(&self, call: Call) -> bool {
         let waiting = self.progress.as_ref().and_then(|progress| progress.waiting);
-        waiting.is_some_and(|waiting| waiting.call == call)
+        waiting.is_some_and(|(waiting, _)| waiting == call)
     }
 }
 
 impl Redis {
-    fn new(epoch: Name) -> Self {
+    fn new(generation: Name, refuses: bool) -> Self {
         Self {
-            epochs: Epochs {
-                now: epoch,
-                before: epoch,
-            },
-            memory: None,
-            previous_memory: None,
+            now: generation,
+            before: 0,
+            memory: Memory::default(),
+            previous_memory: Memory::default(),
             has_base: false,
-            ticket: 0,
-            counted: Hits::default(),
+            refuses,
+            pending: Hits::default(),
+            doubles: false,
+            seq: 0,
         }
+    }
+
+    fn knows(&self, generation: Name) -> bool {
+        self.now == generation || self.before == generation
     }
 }
 
@@ -443,39 +508,45 @@ impl Model for Requests {
 
     fn init_states(&self) -> Vec<State> {
         let process = Process {
-            epochs: None,
+            known: None,
             attempt: 0,
             progress: None,
         };
         vec![State {
-            redis: Redis::new(FIRST_EPOCH),
-            saved: Redis::new(FIRST_EPOCH),
+            redis: Redis::new(FIRST_GENERATION, self.refused),
+            saved: Redis::new(FIRST_GENERATION, self.refused),
             database: Hits::default(),
+            ledger: 0,
             processes: vec![process; self.attempts.len()],
             sent: BTreeMap::new(),
-            counted_by: BTreeMap::new(),
+            decided: None,
+            counted_by: BTreeSet::new(),
             doubled: false,
+            changed: false,
+            invented: false,
+            stuck: false,
             acknowledged: false,
-            lost: false,
             denied: BTreeSet::new(),
             crashes: 0,
             deletions: 0,
-            epochs: 0,
-            names: FIRST_EPOCH,
+            generations: 0,
+            time: 0,
+            names: FIRST_GENERATION,
         }]
     }
 
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        let current = (state.redis.now, state.time);
         for (number, process) in state.processes.iter().enumerate() {
             if process.progress.is_some() {
                 steps.push(Step::End(number));
             } else if process.attempt == self.attempts[number] {
                 continue;
             }
-            if process.epochs.is_some() {
+            if process.known.is_some() {
                 steps.push(Step::Send(number));
             }
-            if process.epochs != Some(state.redis.epochs) {
+            if process.known != Some(current) {
                 steps.push(Step::AskAndSend(number));
             }
         }
@@ -485,21 +556,25 @@ impl Model for Requests {
                 steps.push(Step::Arrive(*call));
             }
         }
-        if state.epochs < self.epochs {
-            steps.push(Step::BeginEpoch);
+        if state.generations < self.generations {
+            steps.push(Step::BeginGeneration);
         }
-        let is_deletable =
-            state.redis.counted.is_empty() && (state.redis.has_base || state.redis.ticket != 0);
+        let is_deletable = state.redis.pending.is_empty() && state.redis.has_base;
         if is_deletable && state.deletions < self.deletions {
             steps.push(Step::Delete);
         }
+        if state.redis.refuses {
+            steps.push(Step::Refill);
+        }
         if state.crashes < self.crashes {
             steps.push(Step::Crash);
-            if !self.emptied && state.saved != state.redis {
+            if self.crash != Crash::Emptied && state.saved != state.redis {
                 steps.push(Step::Save);
             }
         }
-        if !self.durable(state).is_empty() {
+        if state.is_set_back() {
+            steps.push(Step::Reset);
+        } else if state.ledger < self.batches {
             steps.push(Step::Store);
         }
     }
@@ -509,7 +584,7 @@ impl Model for Requests {
         match step {
             Step::Send(number) => self.send(&mut state, number)?,
             Step::AskAndSend(number) => {
-                state.processes[number].epochs = Some(state.redis.epochs);
+                state.processes[number].known = Some((state.redis.now, state.time));
                 self.send(&mut state, number)?;
             }
             Step::Arrive(call) => {
@@ -521,29 +596,32 @@ impl Model for Requests {
             }
             Step::End(number) => {
                 let process = &mut state.processes[number];
-                if process.progress.take()?.doubt.is_none() {
+                if !process.progress.take()?.in_doubt {
                     state.denied.insert((number, process.attempt));
                 }
             }
-            Step::BeginEpoch => {
-                state.epochs += 1;
-                let redis = &mut state.redis;
-                redis.epochs.before = redis.epochs.now;
-                redis.epochs.now = next_name(&mut state.names);
-                redis.previous_memory = redis.memory.take();
-            }
+            Step::BeginGeneration => self.begin_generation(&mut state),
             Step::Delete => {
                 state.deletions += 1;
-                (state.redis.has_base, state.redis.ticket) = (false, 0);
+                state.redis.has_base = false;
             }
+            Step::Refill => state.redis.refuses = false,
             Step::Save => state.saved = state.redis.clone(),
             Step::Crash => self.crash(&mut state),
             Step::Store => {
                 let durable = self.durable(&state);
-                state.database = state.database + durable;
-                state.redis.counted = state.redis.counted.without(durable);
-                state.saved.counted = state.saved.counted.without(durable);
+                state.doubled |= state.redis.doubles && !durable.is_empty();
+                state.database = state.database.union(durable);
+                state.ledger += 1;
+                state.redis.seq = state.ledger;
+                state.redis.pending = state.redis.pending.without(durable);
+                if self.crash == Crash::ToLastFsync {
+                    // a batch is durable before it is in the database, and so is its cut
+                    state.saved.pending = state.saved.pending.without(durable);
+                    state.saved.seq = state.ledger;
+                }
             }
+            Step::Reset => self.reset(&mut state),
         }
         self.forget_late(&mut state);
         Some(state)
@@ -551,35 +629,38 @@ impl Model for Requests {
 
     fn properties(&self) -> Vec<Property<Self>> {
         let mut properties = vec![
-            Property::always("a request counts once", |_, state: &State| !state.doubled),
-            Property::always("an acknowledged request was counted", |_, state: &State| {
-                let counted = state.database + state.redis.counted;
-                !state.acknowledged || state.lost || counted.contains(HIT)
+            Property::always("a request counts once", |_, state: &State| {
+                !state.doubled && (state.is_set_back() || !state.redis.doubles)
             }),
+            Property::always("a request is decided once", |_, state: &State| {
+                !state.changed
+            }),
+            Property::always("no reply invents a hit", |_, state: &State| !state.invented),
+            Property::always(
+                "a missed request is executed after its seed",
+                |_, state: &State| !state.stuck,
+            ),
             Property::always(
                 "no attempt counts that was reported as not counted",
-                |model: &Self, state: &State| {
-                    // a crash forgets misses, and a copy of a call that missed may count after it
-                    let is_exempt = model.cached && state.crashes > 0;
-                    let mut counted = state.counted_by.keys();
-                    is_exempt || !counted.any(|attempt| state.denied.contains(attempt))
-                },
-            ),
-            Property::sometimes(
-                "another process receives the outcome in the next epoch",
-                |model: &Self, state: &State| {
-                    model.has_arrival(state, |call, reply| {
-                        !state.counted_by.contains_key(&call.attempt)
-                            && state.redis.memory.is_none()
-                            && reply == Some(Reply::Executed(Result::Counted))
-                    })
-                },
+                |_, state: &State| state.counted_by.is_disjoint(&state.denied),
             ),
             Property::sometimes("the request is in the database", |_, state: &State| {
-                state.acknowledged && state.database == Hits::one(HIT)
+                state.acknowledged && state.database.contains(HIT)
             }),
         ];
-        if self.emptied || self.epochs > 1 {
+        if self.generations > 0 {
+            properties.push(Property::sometimes(
+                "another process receives the decision in the next generation",
+                |model: &Self, state: &State| {
+                    model.has_arrival(state, |call, reply| {
+                        !state.counted_by.contains(&call.attempt)
+                            && state.redis.memory.decision.is_none()
+                            && reply == Some(Reply::Decided(Decision::Counted))
+                    })
+                },
+            ));
+        }
+        if self.generations > 1 {
             properties.push(Property::sometimes(
                 "a call arrives too late",
                 |model: &Self, state: &State| {
@@ -587,11 +668,24 @@ impl Model for Requests {
                 },
             ));
         }
-        if self.cached {
+        if self.refused {
             properties.push(Property::sometimes(
-                "a process passes over calls of another one",
+                "a refusal stays although the hit would fit",
                 |model: &Self, state: &State| {
-                    model.has_arrival(state, |_, reply| reply == Some(Reply::Passed))
+                    let refused = Some(Reply::Decided(Decision::Refused));
+                    !state.redis.refuses && model.has_arrival(state, |_, reply| reply == refused)
+                },
+            ));
+        }
+        if self.crash == Crash::SetBack && self.crashes > 0 {
+            properties.push(Property::sometimes(
+                "a request from before a reset is of unknown outcome",
+                |model: &Self, state: &State| {
+                    model.has_arrival(state, |call, reply| {
+                        reply == Some(Reply::Expired)
+                            && state.redis.memory.is_outdated
+                            && (model.since || state.redis.knows(call.generation.0))
+                    })
                 },
             ));
         }

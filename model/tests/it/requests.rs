@@ -1,3 +1,4 @@
+use counterfoil_model::Crash;
 use counterfoil_model::requests::{Mistake, Requests};
 
 use crate::{breaks, passes};
@@ -12,6 +13,16 @@ fn small(cached: bool) -> Requests {
     }
 }
 
+/// Returns a small model in which Redis crashes.
+fn crashing(crash: Crash) -> Requests {
+    Requests {
+        crash,
+        crashes: 1,
+        generations: 1,
+        ..small(false)
+    }
+}
+
 #[test]
 fn of_buffered_counters() {
     for since in [false, true] {
@@ -20,56 +31,52 @@ fn of_buffered_counters() {
             ..Requests::new(false)
         });
     }
-    for emptied in [false, true] {
-        passes(Requests {
-            emptied,
-            crashes: 1,
-            ..small(false)
-        });
-    }
 }
 
 #[test]
 fn of_cached_counters() {
     for since in [false, true] {
+        for refused in [false, true] {
+            passes(Requests {
+                since,
+                refused,
+                sends_once: true,
+                ..small(true)
+            });
+        }
+    }
+    passes(small(true));
+}
+
+#[test]
+fn with_a_crash_of_redis() {
+    for crash in [Crash::ToLastFsync, Crash::Emptied, Crash::SetBack] {
+        for since in [false, true] {
+            passes(Requests {
+                since,
+                batches: 2,
+                ..crashing(crash)
+            });
+        }
+    }
+    for crash in [Crash::ToLastFsync, Crash::Emptied] {
         passes(Requests {
-            since,
+            cached: true,
+            refused: true,
             sends_once: true,
-            ..small(true)
+            ..crashing(crash)
         });
     }
-    passes(Requests {
-        deletions: 0,
-        ..small(true)
-    });
-    passes(Requests {
-        epochs: 1,
-        deletions: 0,
-        sends_once: true,
-        crashes: 1,
-        ..small(true)
-    });
 }
 
 #[test]
-fn the_memory_of_two_epochs_is_needed() {
-    breaks(
-        Requests {
-            mistake: Some(Mistake::NameCurrentEpoch),
-            ..small(false)
-        },
-        ONCE,
-    );
-}
-
-#[test]
-fn an_attempt_ends_with_the_epochs_that_it_began_in() {
-    for cached in [false, true] {
+fn a_call_without_a_generation_counts_again() {
+    for since in [false, true] {
         breaks(
             Requests {
-                since: false,
-                mistake: Some(Mistake::OutliveEpochs),
-                ..small(cached)
+                since,
+                mistake: Some(Mistake::NoGeneration),
+                ..small(false)
             },
             ONCE,
         );
@@ -77,7 +84,21 @@ fn an_attempt_ends_with_the_epochs_that_it_began_in() {
 }
 
 #[test]
-fn the_epoch_that_the_application_stored_is_needed() {
+fn the_memory_of_two_generations_is_needed() {
+    for since in [false, true] {
+        breaks(
+            Requests {
+                since,
+                mistake: Some(Mistake::OneMemory),
+                ..small(false)
+            },
+            ONCE,
+        );
+    }
+}
+
+#[test]
+fn the_generation_that_the_application_stored_is_needed() {
     breaks(
         Requests {
             mistake: Some(Mistake::IgnoreSince),
@@ -88,37 +109,74 @@ fn the_epoch_that_the_application_stored_is_needed() {
 }
 
 #[test]
-fn a_call_is_executed_only_after_its_predecessor() {
+fn an_expired_call_may_have_been_counted() {
+    for since in [false, true] {
+        breaks(
+            Requests {
+                since,
+                mistake: Some(Mistake::ExpiredIsProof),
+                ..small(false)
+            },
+            "no attempt counts that was reported as not counted",
+        );
+    }
+}
+
+#[test]
+fn redis_makes_the_names_of_generations() {
     breaks(
         Requests {
-            crashes: 1,
-            epochs: 0,
-            mistake: Some(Mistake::AcceptGaps),
-            ..small(true)
+            mistake: Some(Mistake::NamesOfCallers),
+            ..crashing(Crash::Emptied)
         },
         ONCE,
     );
 }
 
 #[test]
-fn a_request_that_begins_again_may_have_counted() {
+fn a_reset_ends_the_generations() {
     breaks(
         Requests {
-            since: false,
-            mistake: Some(Mistake::ForgetDoubt),
-            ..small(true)
+            batches: 2,
+            mistake: Some(Mistake::ResetKeepsNames),
+            ..crashing(Crash::SetBack)
         },
-        "no attempt counts that was reported as not counted",
+        ONCE,
     );
 }
 
 #[test]
-fn an_expired_call_may_have_been_counted() {
+fn a_reset_makes_decisions_unknown() {
     breaks(
         Requests {
-            mistake: Some(Mistake::ExpiredIsProof),
-            ..small(false)
+            since: false,
+            batches: 2,
+            mistake: Some(Mistake::ResetKeepsDecisions),
+            ..crashing(Crash::SetBack)
         },
-        "no attempt counts that was reported as not counted",
+        "no reply invents a hit",
+    );
+}
+
+#[test]
+fn a_refusal_is_a_decision() {
+    breaks(
+        Requests {
+            refused: true,
+            mistake: Some(Mistake::RefusalNotStored),
+            ..small(true)
+        },
+        "a request is decided once",
+    );
+}
+
+#[test]
+fn a_miss_is_no_decision() {
+    breaks(
+        Requests {
+            mistake: Some(Mistake::MissStored),
+            ..small(true)
+        },
+        "a missed request is executed after its seed",
     );
 }
