@@ -105,7 +105,7 @@ struct CallsAlone {
     sha1: String,
 }
 
-const CALLS_ALONE: &str = "local call, id = redis.call, ARGV[6] \
+const CALLS_ALONE: &str = "local call, id = redis.call, ARGV[7] \
     call('HMGET', KEYS[1], '=now', '=kind', ARGV[1], '=min', '=max') \
     call('HMGET', KEYS[6], 'hits', 'batch_hits') \
     call('HMGET', KEYS[3], id) \
@@ -133,7 +133,7 @@ impl Side for CallsAlone {
         for key in ["calls", "calls_before", "base", "buffer", "batch", "meta"] {
             call.arg(format!("cf1:{{bench/alone/0}}:{key}"));
         }
-        for arg in ["0123456789abcdef", "1", "0123456789abcdef", "", "1"] {
+        for arg in ["0123456789abcdef", "1", "0123456789abcdef", "", "0", "1"] {
             call.arg(arg);
         }
         call.arg(id)

@@ -1,5 +1,8 @@
 //! Hits on buffered counters, acknowledged or recorded, compared with plain HINCRBY.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use counterfoil::Family;
 
 use crate::measuring::{
@@ -36,6 +39,12 @@ const RECORDED: Figure = Figure {
     name: "record_vs_hincrby",
     what: "hits/s of record() and a flush at the end, 256 tasks, Zipf : plain HINCRBY",
     target: AtLeast(25.0),
+};
+
+const ONCE: Figure = Figure {
+    name: "once_vs_add",
+    what: "requests/s of add_once().await, 256 tasks, Zipf : add().await",
+    target: AtLeast(0.5),
 };
 
 /// `add().await` by many tasks.
@@ -96,6 +105,7 @@ pub async fn measure(bench: &mut Bench) {
     measure_one_task(bench).await;
     measure_tail(bench).await;
     measure_recorded(bench).await;
+    measure_once(bench).await;
 }
 
 async fn measure_throughput(bench: &mut Bench) {
@@ -314,6 +324,53 @@ async fn measure_recorded(bench: &mut Bench) {
     bench.absolute(
         "recorded_per_second",
         median(rounds.ours.iter().map(Load::per_second)),
+    );
+}
+
+/// `add_once().await`, each with a name of its own.
+#[derive(Clone)]
+struct Once {
+    counters: Counters,
+    names: Arc<AtomicU64>,
+}
+
+impl Side for Once {
+    async fn hit(&mut self, id: &str) {
+        let name = format!("order/{}", self.names.fetch_add(1, Ordering::Relaxed));
+        let added = self.counters.add_once(&name, id, 1).await.unwrap();
+        assert!(added.counted().is_some(), "{id} was not counted: {added:?}");
+    }
+}
+
+/// Measures requests, compared with plain hits.
+async fn measure_once(bench: &mut Bench) {
+    if !bench.wants(&[ONCE.name]) {
+        return;
+    }
+    let (sides, ids, time) = (Sides::set(bench).await, Ids::zipf(100_000), bench.time());
+    let (mut once, mut add) = (0, 1_000);
+    let ours = async || {
+        once += 1;
+        let side = Once {
+            counters: sides.counters(once).await,
+            names: Arc::default(),
+        };
+        Load::run(&side, &ids, 256, time, &mut sides.stage.emptied().await).await
+    };
+    let theirs = async || {
+        add += 1;
+        let side = Acked(sides.counters(add).await);
+        Load::run(&side, &ids, 256, time, &mut sides.stage.emptied().await).await
+    };
+    let rounds = alternate(bench.rounds(), ours, theirs).await;
+    bench.figure(ONCE, rounds.ratio(Load::per_second));
+    bench.absolute(
+        "once_per_second",
+        median(rounds.ours.iter().map(Load::per_second)),
+    );
+    bench.absolute(
+        "once_add_per_second",
+        median(rounds.theirs.iter().map(Load::per_second)),
     );
 }
 

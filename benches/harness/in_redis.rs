@@ -60,9 +60,9 @@ async fn add(stage: &Pending, ids: &Ids, calls: usize, round: u64) -> f64 {
         stage.counters.family(),
         stage.partitions().collect::<Vec<_>>(),
     );
-    let epochs = partitions[0].epochs(family, "").await.unwrap().unwrap();
+    let epoch = partitions[0].epoch(family, "").await.unwrap().unwrap();
     let before = Scripts::so_far(&mut stage.probe.clone()).await;
-    let (partitions, epoch) = (&partitions, &*epochs.now);
+    let (partitions, epoch) = (&partitions, &*epoch.now);
     join_all((0..CALLERS).map(|number| async move {
         let caller = format!("{number:016x}-0");
         for (id, n) in ids

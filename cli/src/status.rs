@@ -31,6 +31,8 @@ pub struct FamilyView {
     pub counted: Option<u64>,
     /// The hits that Redis has refused, for the kinds that it refuses.
     pub refused: Option<u64>,
+    /// The requests that Redis remembers, for the kinds that have them.
+    pub requests: Option<u64>,
     /// The last time that a part of a batch reached MySQL, in Unix seconds.
     pub last_saved: Option<u64>,
     /// The number of rejects that were neither applied nor discarded.
@@ -161,6 +163,7 @@ impl FamilyView {
             oldest_seconds: backlog.oldest.map(|age| age.as_secs_f64()),
             counted: of_kinds(&["buffered", "cached", "visitors"], backlog.counted),
             refused: of_kinds(&LIMITED, backlog.refused),
+            requests: of_kinds(&["buffered", "cached"], backlog.requests),
             last_saved: overview
                 .and_then(|overview| overview.last_saved)
                 .map(unix_seconds),

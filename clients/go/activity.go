@@ -18,7 +18,7 @@ var activityKind = &kind{
 		it.place = fmt.Sprintf("%d:%s", stripe, it.id)
 		return e.stripeOf(it.id, stripe)
 	},
-	head: func(_ *family, e *epoch) []any { return []any{e.Stripes} },
+	head: func(_ *family, e *epoch, _ int) []any { return []any{e.Stripes} },
 	encode: func(f *family, e *epoch, items []*item, r *request) {
 		places := groups(items, func(it *item) string { return it.place })
 		r.args = append(r.args, len(places))
@@ -89,7 +89,7 @@ type Visitors struct{ *family }
 var visitorsKind = &kind{
 	name: "visitors", script: "visitors_first", maxID: 255, limit: 400, keys: []string{"buffer", "meta"}, hasTotals: true,
 	place: (*epoch).placeOf,
-	head:  func(*family, *epoch) []any { return nil },
+	head:  func(*family, *epoch, int) []any { return nil },
 	encode: func(f *family, _ *epoch, items []*item, r *request) {
 		r.args = append(r.args, len(items))
 		for _, it := range items {

@@ -29,7 +29,8 @@ type Result struct {
 	Pending
 	Err error
 
-	word string // of the script, if it is the reason of the error
+	word     string // of the script, if it is the reason of the error
+	isBefore bool   // of a request: an earlier call counted it
 }
 
 var bufferedKind = &kind{
@@ -44,7 +45,7 @@ var bufferedKind = &kind{
 		}
 		return e.partitionOf(it.id)
 	},
-	head: func(*family, *epoch) []any { return nil },
+	head: func(_ *family, _ *epoch, requests int) []any { return []any{requests} },
 	encode: func(_ *family, _ *epoch, items []*item, r *request) {
 		hits, pairs := int64(0), []any{}
 		for _, it := range items {
@@ -82,31 +83,35 @@ func (b *Buffered) AddMany(ctx context.Context, pairs []Pair) (results []Result,
 }
 
 // AddOnce adds delta to the counter once for all calls with this request (1 to 64 bytes) and id, from any process. It returns
-// false if another call has counted. The epoch is that of [Buffered.RequestEpoch], stored with the job: if it is over, the
-// outcome is unknown and nothing is sent. If it is "", that of now is used, and the call must not be repeated later.
+// false if another call has counted. Redis remembers a request for an hour, or as long as the family's remember_requests. The
+// epoch is that of [Buffered.RequestEpoch], stored with the job: then it never counts twice, and the outcome is unknown if Redis
+// may have forgotten the request. If it is "", that of now is used.
 func (b *Buffered) AddOnce(ctx context.Context, request, id string, delta int64, epoch string) (bool, error) {
 	if err := b.check(request, 64, true); err != nil {
 		return false, err
 	}
 	result := b.count(ctx, &item{id: id, delta: delta, request: request, epoch: epoch})[0]
-	return result.Known, result.Err
+	return result.Err == nil && !result.isBefore, result.Err
 }
 
 // RequestEpoch returns the epoch to be stored with a job before the first AddOnce of it.
 func (b *Buffered) RequestEpoch(ctx context.Context, request, id string) (string, error) {
-	e, err := b.describe(ctx)
+	return b.requestEpoch(ctx, request, id)
+}
+
+// requestEpoch returns the generation of requests. A job that runs later needs the one that Redis has now.
+func (f *family) requestEpoch(ctx context.Context, request, id string) (string, error) {
+	e, err := f.describe(ctx)
 	if err == nil {
-		err = b.checkRow(e, id)
+		err = f.checkRow(e, id)
 	}
-	if err != nil {
+	if err = cmp.Or(f.check(request, 64, true), f.check(id, f.maxID, true), err); err != nil {
 		return "", err
 	}
-	home := b.home(b.place(e, &item{id: id, request: request}))
-	b.epochs.Delete(home) // a new one is valid for longer
-	if e, err = b.ask(ctx, home); err != nil {
+	if e, err = f.askRedis(ctx, f.home(f.place(e, &item{id: id, request: request}))); err != nil {
 		return "", err
 	}
-	return e.now, nil
+	return e.generation, nil
 }
 
 const maxLater = 100_000

@@ -16,7 +16,7 @@ type Cached struct{ *family }
 var cachedKind = &kind{
 	name: "cached", script: "cached_incr", maxID: 255, limit: 1000, keys: []string{"base", "buffer", "batch", "meta"}, spans: true,
 	place: (*epoch).placeOf,
-	head:  func(*family, *epoch) []any { return nil },
+	head:  func(_ *family, _ *epoch, requests int) []any { return []any{requests} },
 	encode: func(_ *family, _ *epoch, items []*item, r *request) {
 		r.args = append(r.args, len(items))
 		for _, it := range items {
@@ -42,6 +42,22 @@ func ReadRow(read func(ctx context.Context, id string) (int64, error)) FamilyOpt
 // Value is the current one.
 func (c *Cached) Incr(ctx context.Context, id string, delta int64) (int64, error) {
 	return c.seeding(ctx, id, func() Result { return c.count(ctx, &item{id: id, change: fmt.Sprint(delta)})[0] })
+}
+
+// IncrOnce adds delta once for all calls with this request (1 to 64 bytes) and id, from any process, and returns the value that
+// the counter had then. A refusal by the bounds stays, too. The epoch is that of [Cached.RequestEpoch], see [Buffered.AddOnce].
+func (c *Cached) IncrOnce(ctx context.Context, request, id string, delta int64, epoch string) (int64, error) {
+	if err := c.check(request, 64, true); err != nil {
+		return 0, err
+	}
+	return c.seeding(ctx, id, func() Result {
+		return c.count(ctx, &item{id: id, change: fmt.Sprint(delta), request: request, epoch: epoch})[0]
+	})
+}
+
+// RequestEpoch returns the epoch to be stored with a job before the first IncrOnce of it.
+func (c *Cached) RequestEpoch(ctx context.Context, request, id string) (string, error) {
+	return c.requestEpoch(ctx, request, id)
 }
 
 // Set changes the counter to that value and returns it.

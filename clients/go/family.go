@@ -35,8 +35,9 @@ type FamilyOption func(*family)
 
 // epoch is a reply of family_epoch.
 type epoch struct {
-	now, before string
-	partitions  uint32
+	now        string
+	generation string // of requests
+	partitions uint32
 	settings
 	ids   *regexp.Regexp // matches the ids that can have a row
 	until time.Time
@@ -114,11 +115,6 @@ func (f *family) home(partition uint32) uint32 {
 
 func crc(text string) uint32 { return crc32.ChecksumIEEE([]byte(text)) }
 
-// knows returns whether Redis still knows an epoch that was stored with a request, if one was.
-func (e *epoch) knows(stored string) bool {
-	return stored == "" || stored == e.now || stored == e.before
-}
-
 func (e *epoch) partitionOf(id string) uint32 { return crc(id) % e.partitions }
 
 func (e *epoch) placeOf(it *item) uint32 { return e.partitionOf(it.id) }
@@ -156,7 +152,7 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 	if latest != nil {
 		partitions = fmt.Sprint(latest.partitions)
 	}
-	keys := f.keys(home, "calls", "calls_before")
+	keys := f.keys(home, "calls", "calls_before", "requests", "requests_before")
 	for start := time.Now(); ; {
 		asked := time.Now()
 		words, err := f.reply(ctx, "family_epoch", keys, f.name, partitions, "", "")
@@ -166,7 +162,7 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 		case err != nil:
 			return nil, err
 		case words[0] == "OK":
-			e := &epoch{now: words[1].(string), before: words[2].(string), until: asked.Add(30 * time.Second)}
+			e := &epoch{now: words[1].(string), generation: words[2].(string), until: asked.Add(30 * time.Second)}
 			e.partitions = uint32(number(words[4]))
 			err := json.Unmarshal([]byte(words[5].(string)), &e.settings)
 			if err == nil {

@@ -3,6 +3,7 @@ package counterfoil
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -26,7 +27,7 @@ type kind struct {
 	// place returns the partition of an item.
 	place func(e *epoch, it *item) uint32
 	// head returns the arguments before those of the partitions.
-	head func(f *family, e *epoch) []any
+	head func(f *family, e *epoch, requests int) []any
 	// encode adds the items of a partition to a call.
 	encode func(f *family, e *epoch, items []*item, r *request)
 }
@@ -37,12 +38,11 @@ type item struct {
 	delta          int64
 	at             string // of a series, in Unix milliseconds; "" for now
 	change         string // of a cached counter, in place of delta
-	request, epoch string // of AddOnce
+	request, epoch string // its name, and the generation that is stored with it
 
 	*share
 	partition, partitions uint32
 	place                 string // STRIPE:PAGE of an activity
-	isLost                bool   // an earlier call for it may have been executed
 	state                 atomic.Int32
 	Result                // once it is settled
 }
@@ -62,10 +62,6 @@ type share struct {
 }
 
 func (it *item) settle(r Result) {
-	if e, isError := r.Err.(*Error); isError && it.isLost && r.word == "" { // refused now, but perhaps not before
-		unknown := *e
-		unknown.Kind, r.Err = ErrOutcomeUnknown, &unknown
-	}
 	it.Result = r
 	it.state.Store(settled)
 }
@@ -145,7 +141,7 @@ type caller struct {
 	n    int64
 }
 
-// queue returns the queue of an item. A request has one of its own.
+// queue returns the queue of an item.
 func (f *family) queue(it *item) *queue {
 	home, key := f.home(it.partition), it.partition
 	if f.spans {
@@ -154,10 +150,8 @@ func (f *family) queue(it *item) *queue {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	q := f.queues[key]
-	if q == nil || it.request != "" {
+	if q == nil {
 		q = &queue{family: f, home: home, idle: []*caller{{}, {}}}
-	}
-	if it.request == "" {
 		f.queues[key] = q
 	}
 	return q
@@ -212,20 +206,15 @@ func (q *queue) next(c *caller) bool {
 func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 	f := q.family
 	e, err := f.ask(ctx, q.home)
-	if err == nil && !e.knows(items[0].epoch) { // it may be newer
-		e, err = f.askRedis(ctx, q.home)
-	}
 	batch := make([]*item, 0, len(items))
 	for _, it := range items {
 		switch {
-		case !it.isLost && !it.state.CompareAndSwap(waiting, taken):
+		case !it.state.CompareAndSwap(waiting, taken):
 		case err != nil:
 			it.settle(Result{Err: err})
 		case it.partitions != e.partitions:
 			f.epochs.Delete(q.home)
 			it.settle(Result{Err: f.fail(ErrMisconfigured, "MISMATCH", nil)})
-		case !e.knows(it.epoch): // Redis may have forgotten the request
-			it.settle(Result{Err: f.fail(ErrOutcomeUnknown, "EXPIRED", nil)})
 		default:
 			batch = append(batch, it)
 		}
@@ -237,20 +226,24 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 
 // send makes the caller's next call, for a batch, and settles it.
 func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
-	f, first, epoch := q.family, batch[0], e.now
-	isRequest := first.request != ""
-	if isRequest { // it is looked up in both memories
-		c, epoch = &caller{fmt.Sprintf("request:%d:%s:%s", len(first.request), first.request, first.id), 1}, e.before
-	} else {
-		c.step()
-	}
+	f := q.family
+	c.step()
 	r := &request{script: f.script, keys: f.keys(q.home, "calls", "calls_before")}
-	r.args = append(r.args, c.name, c.n, epoch, r)
+	r.args = append(r.args, c.name, c.n, e.now, r)
 	r.keys = append(r.keys, f.keys(q.home, f.homeKeys...)...)
-	r.args = append(r.args, f.head(f, e)...)
-	for _, items := range groups(batch, func(it *item) uint32 { return it.partition }) {
+	sorted, requests := groups(batch, func(it *item) uint32 { return it.partition }), []any{}
+	for i, it := range batch {
+		if it.request != "" {
+			requests = append(requests, i+1, it.request, cmp.Or(it.epoch, e.generation))
+		}
+	}
+	r.args = append(r.args, f.head(f, e, len(requests)/3)...)
+	for _, items := range sorted {
 		r.keys = append(r.keys, f.keys(items[0].partition, f.kind.keys...)...)
 		f.encode(f, e, items, r)
+	}
+	if r.args = append(r.args, requests...); len(requests) > 0 {
+		r.keys = append(r.keys, f.keys(q.home, "requests", "requests_before")...)
 	}
 	words, err := f.call(ctx, r)
 	status := ""
@@ -260,6 +253,9 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	}
 	if status == "OK" || status == "DUP" {
 		for i, word := range f.words(words, batch) {
+			if word == "EXPIRED" {
+				f.epochs.Delete(q.home) // there is another generation
+			}
 			batch[i].settle(f.resultOf(word))
 		}
 		return
@@ -280,9 +276,6 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 		for _, it := range batch {
 			it.settle(Result{Err: f.failTemporarily(status, nil)})
 		}
-	case isRequest && status == "EXPIRED":
-		first.isLost, first.epoch = true, cmp.Or(first.epoch, e.now)
-		q.again(ctx, c, batch)
 	case len(batch) > 1 && failure.Kind != ErrOutcomeUnknown && in(ofOne, failure.Reason):
 		for i := range batch { // perhaps because of a single item
 			q.again(ctx, c, batch[i:i+1])
@@ -294,12 +287,10 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	}
 }
 
-// again settles items of a call that counted nothing, or a request of unknown outcome, with a new one.
+// again settles items of a call that counted nothing, with a new one.
 func (q *queue) again(ctx context.Context, c *caller, items []*item) {
 	for _, it := range items {
-		if !it.isLost {
-			it.state.Store(waiting)
-		}
+		it.state.Store(waiting)
 	}
 	q.call(ctx, c, items)
 }
@@ -314,6 +305,14 @@ func (f *family) resultOf(word any) Result {
 		return Result{Pending: Pending{value, true}}
 	}
 	reason, rest, _ := strings.Cut(text, ":")
+	switch reason {
+	case "BEFORE": // of a request that was counted before
+		before := f.resultOf(rest)
+		before.isBefore = true
+		return before
+	case "EXPIRED":
+		return Result{Err: f.fail(ErrOutcomeUnknown, reason, errors.New("Redis may have forgotten the request"))}
+	}
 	e := f.fail(ErrNotCounted, reason, nil)
 	e.isTemporary = reason == noCalendar
 	if value, err := strconv.ParseInt(rest, 10, 64); err == nil && reason == "RANGE" {

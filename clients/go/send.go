@@ -189,7 +189,7 @@ func (f *family) readOfHome(ctx context.Context, script string, partition uint32
 			e.isTemporary = words[0] == noCalendar
 			return nil, e
 		}
-		if _, err := f.askRedis(ctx, home, ""); err != nil { // Redis was emptied, or the settings have changed
+		if _, err := f.askRedis(ctx, home); err != nil { // Redis was emptied, or the settings have changed
 			return nil, err
 		}
 	}

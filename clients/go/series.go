@@ -24,7 +24,7 @@ var seriesKind = &kind{
 	name: "series", script: "series_add", maxID: 200, limit: 100, keys: []string{"buffer", "meta", "names", "idle"},
 	homeKeys: calendars, hasTotals: true, hasRefusals: true,
 	place: (*epoch).placeOf,
-	head:  func(*family, *epoch) []any { return nil },
+	head:  func(*family, *epoch, int) []any { return nil },
 	encode: func(f *family, e *epoch, items []*item, r *request) {
 		for _, it := range items {
 			for _, label := range e.Labels {

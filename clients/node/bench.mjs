@@ -19,13 +19,13 @@ const script = readFileSync(new URL(import.meta.resolve('counterfoil/package.jso
 const sha1 = createHash('sha1').update(script).digest('hex');
 const keys = ['calls', 'calls_before', 'buffer', 'meta'].map((name) => `${family}:${name}`);
 await send('SCRIPT', 'LOAD', script);
-const [, epoch] = await send('EVAL', readFileSync(new URL(import.meta.resolve('counterfoil/package.json').replace('package.json', 'lua/family_epoch.lua')), 'utf8'), '2', keys[0], keys[1], '', '', '', '');
+const [, epoch] = await send('EVAL', readFileSync(new URL(import.meta.resolve('counterfoil/package.json').replace('package.json', 'lua/family_epoch.lua')), 'utf8'), '4', ...['calls', 'calls_before', 'requests', 'requests_before'].map((name) => `${family}:${name}`), '', '', '', '');
 await views.add('page');
 
 let next = 0;
 const id = () => `page-${(next += 1) % IDS}`;
 const hincrby = () => send('HINCRBY', plain, id(), '1');
-const evalsha = () => send('EVALSHA', sha1, '4', ...keys, '', '1', epoch, '', '1', '1', id(), '1');
+const evalsha = () => send('EVALSHA', sha1, '4', ...keys, '', '1', epoch, '', '0', '1', '1', id(), '1');
 const add = () => views.add(id());
 
 async function cpu() {

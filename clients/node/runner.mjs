@@ -48,6 +48,7 @@ async function opened() {
 const CALLS = {
   add_many: async (family, [pairs]) => (await family.addMany(pairs)).map((each) => (each instanceof Error ? failure(each) : each)),
   add_once: (family, args) => family.addOnce(...args),
+  incr_once: (family, args) => family.incrOnce(...args),
   request_epoch: (family, args) => family.requestEpoch(...args),
   first_visit: (family, args) => family.firstVisit(...args),
   get: async (family, args) => {

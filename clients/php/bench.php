@@ -32,7 +32,7 @@ $measured = [
     'evalsha' => function () use ($redis, $sha1, $fence, $namespace, $epoch, &$i): int {
         $id = 'bench/' . ++$i % IDS;
         $tag = "cf1:{{$namespace}/views/" . crc32($id) % 4 . '}:';
-        $redis->evalSha($sha1, [...$fence, "{$tag}buffer", "{$tag}meta", '', 0, $epoch, '', 1, 1, $id, 1], 4);
+        $redis->evalSha($sha1, [...$fence, "{$tag}buffer", "{$tag}meta", '', 0, $epoch, '', 0, 1, 1, $id, 1], 4);
         return 1;
     },
     'add' => function () use ($views, &$i): int {

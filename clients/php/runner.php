@@ -71,7 +71,7 @@ function call(Counterfoil $counterfoil, array $call): array
 {
     $method = lcfirst(str_replace('_', '', ucwords($call['call'], '_')));
     $args = $call['args'] ?? [];
-    $isNumber = ['add' => 1, 'later' => 1, 'incr' => 1, 'set' => 1, 'addOnce' => 2][$method] ?? null;
+    $isNumber = ['add' => 1, 'later' => 1, 'incr' => 1, 'set' => 1, 'addOnce' => 2, 'incrOnce' => 2][$method] ?? null;
     if ($isNumber !== null && is_string($args[$isNumber] ?? null) && is_numeric($args[$isNumber])) {
         $args[$isNumber] += 0;
     }

@@ -32,7 +32,7 @@ def bare_call():
     """The words of a call of buffered_add without a caller."""
     keys = [(0, "calls"), (0, "calls_before"), (zlib.crc32(ID.encode()) % 4, "buffer"), (zlib.crc32(ID.encode()) % 4, "meta")]
     keys = ["cf1:{%s/views/%d}:%s" % (NAMESPACE, *key) for key in keys]
-    return ("EVALSHA", SHA1["buffered_add"], 4, *keys, "", 1, "", "", 1, 1, ID, 1)
+    return ("EVALSHA", SHA1["buffered_add"], 4, *keys, "", 1, "", "", 0, 1, 1, ID, 1)
 
 
 async def done(result):

@@ -17,7 +17,7 @@ class Runner
   end
 
   def reply(id:, kind:, family:, call:, args: [], **)
-    named = call == "add_once" && args.size > 3 ? { epoch: args[3] } : {}
+    named = %w[add_once incr_once].include?(call) && args.size > 3 ? { epoch: args[3] } : {}
     { id: id, returns: encode(handle(kind, family).public_send(call, *args.first(named.empty? ? args.size : 3), **named)) }
   rescue Counterfoil::Error => error
     { id: id, **describe(error) }

@@ -110,6 +110,18 @@ async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
         (Buffered(views), "value") => told(views.get(a).await),
         (Buffered(views), "values") => told(views.get_many(texts(&args[0])).await),
         (Cached(votes), "incr") => outcome(votes.incr(a, delta).await),
+        (Cached(votes), "incr_once") => {
+            let delta = number(&args[2]);
+            let once = match args[3].as_str() {
+                Some(epoch) => votes.incr_once_since(epoch, a, b, delta).await,
+                None => votes.incr_once(a, b, delta).await,
+            };
+            match once {
+                Ok(Outcome::CountedBefore(value)) => Ok(value.into()),
+                other => outcome(other),
+            }
+        }
+        (Cached(votes), "request_epoch") => told(votes.request_epoch(a, b).await),
         (Cached(votes), "set") => outcome(votes.set(a, delta).await),
         (Cached(votes), "get" | "value") => told(votes.get(a).await),
         (Cached(votes), "values") => told(votes.peek_many(texts(&args[0])).await),

@@ -11,25 +11,33 @@
 --   5 batch         hash      id -> delta
 --   6 meta          hash      hits, first_at, incarnation, batch_hits; then these four of the
 --                             node's next partition
+--   7 [requests]    hash      with requests only, the last keys but one: of the home, "LENGTH:
+--                             REQUEST:ID" -> what a pair with this request got; =now, =before, =tag
+--   8 [requests_before]  hash  the same of the generation before
 -- ARGV
 --   1 caller        string    random, no "=" in front; one call in flight; "" gives up the fence
 --   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
 --   3 epoch         string    as family_epoch returned it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
---   5 pairs, (id, change)...  list  for each partition how many pairs, and the pairs, 1000 in all
+--   5 requests      integer   how many of the pairs have a request, 0 as a rule
+--   6 pairs, (id, change)...  list  for each partition how many pairs, and the pairs, 1000 in all
 --                                   at most; id: 1 to 255 bytes; change: an integer to add, or "="
 --                                   and an integer to set, below 2^53 in size
+--   7 [pair, request, generation...]  list  for each pair with a request its number, from 1
+--                             through all partitions; the request's name, 1 to 64 bytes; and the
+--                             generation that family_epoch returned before its first send
 -- REPLIES
 --   {"OK", word...}           for each pair the new value, an integer; or why it was not changed:
 --                             MISS:ticket, it has no base, or one that is too old for a refusal:
 --                             seed it, call again; RANGE:value, out of bounds; BEYOND, the value is
 --                             not below 2^53 in size; BADID, too long or empty; BADSTATE, what is
---                             stored is not an integer
+--                             stored is not an integer; with a request also BEFORE:value or
+--                             BEFORE:RANGE:value (what it got before), or EXPIRED (Redis may have
+--                             forgotten it: the outcome of an earlier arrival is unknown)
 --   {"DUP", words}            executed before, nothing done now; the same words, separated by
 --                             spaces
 --   {"PASSED"}  the caller made a later call: nothing done now, the outcome is unknown
---   {"EXPIRED"}  unknown epoch, or unknown call before that of a request: nothing done now, the
---                             outcome of earlier arrivals is unknown
+--   {"EXPIRED"}  unknown epoch: nothing done now, the outcome of earlier arrivals is unknown
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys, or the family is of another kind;
 --                             nothing done
@@ -40,15 +48,18 @@ local call, pcall, type, tonumber = redis.call, redis.pcall, type, tonumber
 local sub, ARGV, nan, limit = string.sub, ARGV, 0 / 0, 2^53
 local own_kind, caller, n, epoch = 'cached', ARGV[1], ARGV[2], ARGV[3]
 local own_settings = { '=min', '=max' }
-local arg, known = 5, {}
-for k = 3, #KEYS, 4 do
-  local count = not known[KEYS[k]] and tonumber(ARGV[arg]) or 0
-  arg = count > 0 and count % 1 == 0 and arg + 1 + 2 * count or math.huge
+local requests = tonumber(ARGV[5]) or -1
+local last_key = requests == 0 and #KEYS or #KEYS - 2
+local tail, known = requests % 1 == 0 and requests >= 0 and 6 or math.huge, {}
+for k = 3, last_key, 4 do
+  local count = not known[KEYS[k]] and tonumber(ARGV[tail]) or 0
+  tail = count > 0 and count % 1 == 0 and tail + 1 + 2 * count or math.huge
   known[KEYS[k]] = true
 end
-if #KEYS < 6 or #KEYS % 4 ~= 2 or arg ~= #ARGV + 1 or #ARGV > 2004 + #KEYS / 4 then
+if last_key < 6 or last_key % 4 ~= 2 or tail + 3 * requests ~= #ARGV + 1
+  or tail > 2006 + last_key / 4 then
   return redis.error_reply('BADARG expected for every four keys from the 3rd on: pairs, '
-    .. 'and so many pairs, 1000 in all at most')
+    .. 'and so many pairs, 1000 in all at most; pair, request, generation of each request')
 end
 -- the fence, word for word the same in each counting script: a repeated call does not count again
 local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
@@ -70,12 +81,6 @@ if last then last_n = tonumber(last) or tonumber(last:match('^%d+')) end -- guar
 local ahead = last_n and n - last_n or 1
 if ahead < 0 then return { 'PASSED' } end
 if ahead == 0 then return { 'DUP', last:match(' (.+)') or '' } end
--- a request's later call is executed only after a miss of the one before (docs/protocol.md, 4.5)
-if caller:find('^request:') and n ~= '1' then
-  local words = last and last:match(' (.+)') or ''
-  if last and not words:find('^MISS:') then return { 'DUP', words } end -- guard: Predecessor
-  if n - (last_n or 0) > 1 then return { 'EXPIRED' } end -- guard: Predecessor
-end
 
 -- numbers below 2^53 in size, and those sums of them that stay below it, are exact in Lua
 local low, high = tonumber(state[4] or 1 - limit), tonumber(state[5] or limit - 1)
@@ -121,28 +126,76 @@ local function refusal(base, settled, cut, waiting)
 end
 
 -- everything is read before anything is written: a key of another type ends the script here
-local reads, first = {}, 6
-for k = 3, #KEYS, 4 do
-  local count, ids = tonumber(ARGV[first - 1]), {}
-  for i = 1, count do ids[i] = ARGV[first + 2 * i - 2] end
+local reads, first, ids = {}, 7, {}
+for k = 3, last_key, 4 do
+  local count, own = tonumber(ARGV[first - 1]), {}
+  for i = 1, count do
+    own[i] = ARGV[first + 2 * i - 2]
+    if requests > 0 then ids[#ids + 1] = own[i] end
+  end
   local hits, batch_hits = unpack(call('HMGET', KEYS[k + 3], 'hits', 'batch_hits'))
-  local read = { ids = ids, first = first, before = tonumber(hits) or 0 }
-  read.bases = call('HMGET', KEYS[k], unpack(ids))
-  read.cut = batch_hits and call('HMGET', KEYS[k + 2], unpack(ids)) or {}
+  local read = { ids = own, first = first, before = tonumber(hits) or 0 }
+  read.bases = call('HMGET', KEYS[k], unpack(own))
+  read.cut = batch_hits and call('HMGET', KEYS[k + 2], unpack(own)) or {}
   call('HLEN', KEYS[k + 1])
   reads[k], first = read, first + 1 + 2 * count
 end
+-- the requests, word for word the same in both scripts that take them: one that was counted before
+-- is not counted again (docs/protocol.md, 3.10)
+local field_of, word_of, fields, pair_of, fresh, mark = {}, {}, {}, {}, {}, ''
+for i = 1, requests do
+  local pair, request = tonumber(ARGV[tail + 3 * i - 3]), ARGV[tail + 3 * i - 2]
+  if not ids[pair] or field_of[pair] or request == '' or #request > 64 then
+    return redis.error_reply('BADARG expected for each request the number of a pair of its own, '
+      .. 'a name of 1 to 64 bytes, and a generation')
+  end
+  local field = #request .. ':' .. request .. ':' .. ids[pair]
+  fields[i], pair_of[i], field_of[pair] = field, pair, field
+end
+if requests > 0 then
+  local found = call('HMGET', KEYS[#KEYS - 1], '=now', '=before', '=tag', unpack(fields))
+  local older = call('HMGET', KEYS[#KEYS], '=tag', unpack(fields))
+  mark = found[3] and ' ' .. found[3] or ''
+  for i, field in ipairs(fields) do
+    local pair, generation = pair_of[i], ARGV[tail + 3 * i - 1]
+    local stored, tag = found[i + 3], found[3]
+    if not stored then stored, tag = older[i + 1], older[1] end -- guard: OneGeneration
+    if stored then
+      -- without the memory's tag it is from before a reset; empty, of a script that was cut off
+      local ending = tag and ' ' .. tag or ''
+      local word = stored:sub(1, #stored - #ending)
+      local is_known = word ~= '' and word .. ending == stored
+      word_of[pair] = is_known and 'BEFORE:' .. word or 'EXPIRED'
+    end
+    local is_current = generation == found[1] or generation == found[2]
+    if not is_current then word_of[pair] = 'EXPIRED' end -- guard: AnyGeneration
+    if not word_of[pair] then
+      fresh[#fresh + 1] = field
+      fresh[#fresh + 1] = ''
+    end
+  end
+end
+
 
 local reply, is_noted, is_long, at = { 'OK' }, false, false, nil
-for k = 3, #KEYS, 4 do
+local decided, undecided, got = {}, {}, {}
+if fresh[1] then
+  if caller ~= '' then call('HSET', KEYS[1], caller, n) end
+  is_noted = caller ~= ''
+  call('HSET', KEYS[#KEYS - 1], unpack(fresh))
+end
+for k = 3, last_key, 4 do
   local buffer, meta, read = KEYS[k + 1], KEYS[k + 3], reads[k]
   local bases, cut, arg_before, changes, tickets = read.bases, read.cut, read.first - 1, 0, {}
   local replaced
   for i, id in ipairs(read.ids) do
-    local base, word = replaced and replaced[id] or bases[i], nil
+    local base, field = replaced and replaced[id] or bases[i], requests > 0 and field_of[#reply]
+    local word = field and (got[field] and 'BEFORE:' .. got[field] or word_of[#reply])
     local row = base and sub(base, 15)
     local saved = row and tonumber(row)
-    if saved then
+    if word then
+      field = nil
+    elseif saved then
       -- the call is noted before the first hit: where Redis refuses that, nothing is counted
       if not is_noted then call('HSET', KEYS[1], caller, n) end
       if not is_noted and caller == '' then call('HDEL', KEYS[1], '') end
@@ -182,6 +235,13 @@ for k = 3, #KEYS, 4 do
       replaced[id] = at .. row
       word = 'MISS:' .. row:sub(8)
     end
+    if field and (type(word) == 'number' or word:find('^RANGE:')) then
+      local text = type(word) == 'number' and ('%.0f'):format(word) or word
+      got[field] = text
+      decided[#decided + 1], decided[#decided + 2] = field, text .. mark
+    elseif field then
+      undecided[#undecided + 1] = field -- it may succeed later
+    end
     reply[#reply + 1] = word
   end
   if tickets[1] then call('HSET', KEYS[k], unpack(tickets)) end
@@ -197,6 +257,8 @@ for k = 3, #KEYS, 4 do
     call('HDEL', buffer, '')
   end
 end
+if undecided[1] then call('HDEL', KEYS[#KEYS - 1], unpack(undecided)) end
+if decided[1] then call('HSET', KEYS[#KEYS - 1], unpack(decided)) end
 local words = reply
 -- by itself Lua writes 14 digits
 if is_long then

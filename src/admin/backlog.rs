@@ -27,6 +27,8 @@ pub struct Backlog {
     /// The number of ids in the buffer of the fullest partition. At
     /// [`max_pending`](crate::Family::max_pending), Redis refuses further ids.
     pub fullest: u64,
+    /// The number of requests that Redis remembers, for buffered and cached counters.
+    pub requests: u64,
 }
 
 impl Backlog {
@@ -37,6 +39,7 @@ impl Backlog {
             counted: self.counted + more.counted,
             refused: self.refused + more.refused,
             fullest: self.fullest.max(more.fullest),
+            requests: self.requests + more.requests,
         }
     }
 }
@@ -45,7 +48,11 @@ impl Backlog {
 pub async fn of_partitions(redis: &Connection, partitions: &[&Keys]) -> Result<Vec<Backlog>> {
     let keys: Vec<_> = partitions
         .iter()
-        .flat_map(|keys| [keys.buffer(), keys.batch(), keys.meta()])
+        .flat_map(|keys| {
+            let [requests, requests_before] = keys.requests();
+            let waiting = [keys.buffer(), keys.batch(), keys.meta()];
+            waiting.into_iter().chain([requests, requests_before])
+        })
         .collect();
     let mut reply = bundle::expect_ok(redis, "buffered_backlog", &keys, &[""]).await?;
     reply.read_all(partitions.len(), |reply| {
@@ -55,6 +62,7 @@ pub async fn of_partitions(redis: &Connection, partitions: &[&Keys]) -> Result<V
             counted: reply.number()?,
             refused: reply.number()?,
             fullest: reply.number()?,
+            requests: reply.number()?,
         })
     })
 }

@@ -62,7 +62,7 @@ impl BufferedCounters {
     async fn count(&self, id: &str, delta: i64, wait: bool) -> Result<Outcome> {
         self.0.check_given(id)?;
         let result = self.0.add(id.as_bytes(), delta, wait).await?;
-        Outcome::of(result, false, self.family(), id)
+        Outcome::of(result, self.family(), id)
     }
 
     /// Counts `delta` for `id` once, however often it is called with the same `request`, also
@@ -71,13 +71,14 @@ impl BufferedCounters {
     /// 1 to 64 bytes of the application's choice together with the id: a job may add to several
     /// counters under one name.
     ///
-    /// **Redis remembers a request for at least a minute** by the server's clock, usually one to
-    /// two minutes; a later call counts again. It remembers a refusal as well: use another name to
-    /// try again. Each remembered request takes about 100 bytes and the id. In a crash Redis
-    /// forgets a request no sooner than its hit. Requests are not carried over when a single server
-    /// becomes a cluster, or when the number of partitions changes.
+    /// **Redis remembers a request for an hour**, or as long as
+    /// [`remember_requests`](crate::FamilyBuilder::remember_requests), and at most for twice as
+    /// long; a later call counts again. It remembers [`OutOfRange`](Outcome::OutOfRange) as well:
+    /// use another name to try again. Each request takes about 50 bytes beside its name and id. In
+    /// a crash Redis forgets a request no sooner than its hit. Requests are not carried over when a
+    /// single server becomes a cluster, or when the number of partitions of a cluster changes.
     ///
-    /// Each request is a call of its own, which costs more than an [`add`](Self::add) under load.
+    /// Requests share calls with other hits.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id or the request's name is not
@@ -89,7 +90,7 @@ impl BufferedCounters {
     }
 
     /// Returns the epoch in which Redis remembers the request if it is made now. A job that may run
-    /// again minutes later stores it with the request's name, before its first
+    /// again later stores it with the request's name, before its first
     /// [`add_once_since`](Self::add_once_since).
     ///
     /// # Errors
@@ -101,8 +102,8 @@ impl BufferedCounters {
 
     /// Counts like [`add_once`](Self::add_once), and never twice, however late the request is
     /// retried. The request is refused once Redis may have forgotten what was done since `epoch`:
-    /// one to two minutes after [`request_epoch`](Self::request_epoch) returned it, and after Redis
-    /// has lost its memory.
+    /// an hour after [`request_epoch`](Self::request_epoch) returned it at the earliest, and after
+    /// Redis has lost its memory.
     ///
     /// # Errors
     /// The errors of [`add_once`](Self::add_once).
@@ -127,9 +128,8 @@ impl BufferedCounters {
     ) -> Result<Outcome> {
         let request = Request::new(&self.0.opened, request, id, delta)?;
         let deadline = self.0.write_deadline();
-        let settled = self.0.once(request, &mut progress, None, deadline);
-        let (result, repeated) = settled.await?;
-        Outcome::of(result, repeated, self.family(), id)
+        let result = self.0.once(request, &mut progress, None, deadline).await?;
+        Outcome::of(result, self.family(), id)
     }
 
     /// Counts many hits at once, and returns the outcome of each, in their order. Calls of some
@@ -151,7 +151,7 @@ impl BufferedCounters {
         let results = self.0.add_many(checked.collect()).await;
         let results = results.into_iter().zip(&hits);
         results
-            .map(|(result, (id, _))| Outcome::of(result?, false, family, id.as_ref()))
+            .map(|(result, (id, _))| Outcome::of(result?, family, id.as_ref()))
             .collect()
     }
 

@@ -11,7 +11,7 @@ use crate::client::handle::{Handle, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::{FamilyHandle, Recountable};
 use crate::client::outcome::{Outcome, beyond};
 use crate::client::seeding::{Read, Seeding};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
 use crate::scripts::bundle;
@@ -70,12 +70,12 @@ impl CachedCounters {
     /// `sync_time` and its settle time.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed.
-    /// [`Redis`](ErrorKind::Redis), [`Store`](ErrorKind::Store): not counted, because Redis was
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed.
+    /// [`Redis`](crate::ErrorKind::Redis), [`Store`](crate::ErrorKind::Store): not counted, because Redis was
     /// unreachable, or the row was not read in time; the call may be retried.
-    /// [`Unsafe`](ErrorKind::Unsafe): not counted, because the database server that was read
-    /// accepts no writes, for instance a replica. [`Range`](ErrorKind::Range): not counted, because
-    /// the row's value is not a valid i64. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted
+    /// [`Unsafe`](crate::ErrorKind::Unsafe): not counted, because the database server that was read
+    /// accepts no writes, for instance a replica. [`Range`](crate::ErrorKind::Range): not counted, because
+    /// the row's value is not a valid i64. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted
     /// once or not at all. The reply was lost, and could not be requested again within the
     /// [write timeout](Self::write_timeout).
     pub async fn incr(&self, id: &str, delta: i64) -> Result<Outcome> {
@@ -87,16 +87,12 @@ impl CachedCounters {
     /// a future was dropped, an outcome is unknown, or a job ran twice. A request is identified by
     /// 1 to 64 bytes of the application's choice together with the id.
     ///
-    /// Every call for a request returns the same value, the one right after this change, for as
-    /// long as Redis remembers the request: **for at least a minute** by the server's clock,
-    /// usually one to two minutes. A later call counts again. In all else it works like
+    /// Every call for a request returns the same value, the one right after this change, or the same
+    /// refusal by the bounds, for as long as Redis remembers the request. In all else it works like
     /// [`BufferedCounters::add_once`](crate::BufferedCounters::add_once).
     ///
-    /// Each request is a call of its own, which costs more than an [`incr`](Self::incr) under load.
-    /// A repeat takes one more call if another process had to seed the counter for the request.
-    ///
     /// # Errors
-    /// The errors of [`incr`](Self::incr), and [`InvalidInput`](ErrorKind::InvalidInput) if the
+    /// The errors of [`incr`](Self::incr), and [`InvalidInput`](crate::ErrorKind::InvalidInput) if the
     /// request's name is not allowed. After any other error the same request may be retried.
     pub async fn incr_once(&self, request: &str, id: &str, delta: i64) -> Result<Outcome> {
         self.once(Progress::default(), request, id, delta).await
@@ -106,8 +102,8 @@ impl CachedCounters {
     /// [`BufferedCounters::request_epoch`](crate::BufferedCounters::request_epoch).
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) as for [`incr_once`](Self::incr_once);
-    /// [`Redis`](ErrorKind::Redis) if Redis is unreachable.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) as for [`incr_once`](Self::incr_once);
+    /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
         self.handle.request_epoch(request, id).await
     }
@@ -116,7 +112,7 @@ impl CachedCounters {
     /// retried. See [`BufferedCounters::add_once_since`](crate::BufferedCounters::add_once_since).
     ///
     /// # Errors
-    /// The errors of [`incr_once`](Self::incr_once). [`OutcomeUnknown`](ErrorKind::OutcomeUnknown)
+    /// The errors of [`incr_once`](Self::incr_once). [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown)
     /// also if the epoch has ended: nothing was done now, and it is unknown whether the request was
     /// executed before.
     pub async fn incr_once_since(
@@ -138,13 +134,7 @@ impl CachedCounters {
     ) -> Result<Outcome> {
         let request = Request::new(&self.handle.opened, request, id, delta)?;
         let made = self.make(id, Change::Once(request, &mut progress)).await;
-        match made {
-            Err(error) if progress.is_in_doubt() && !error.outcome_unknown() => {
-                let what = format!("{}: a reply was lost", self.family());
-                Err(Error::new(ErrorKind::OutcomeUnknown, what).with_source(error))
-            }
-            made => made,
-        }
+        made.map_err(|error| progress.doubtful(self.family(), error))
     }
 
     /// Replaces the value of `id`, and returns the new value. Increments acknowledged before are
@@ -163,7 +153,7 @@ impl CachedCounters {
     /// for the family's retention.
     ///
     /// # Errors
-    /// [`Redis`](ErrorKind::Redis) or [`Store`](ErrorKind::Store) if that server is unreachable,
+    /// [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) if that server is unreachable,
     /// and the errors of [`incr`](Self::incr).
     pub async fn get(&self, id: &str) -> Result<i64> {
         Ok(self.get_many(&[id]).await?[0])
@@ -261,8 +251,8 @@ impl CachedCounters {
     /// half of the time is over. The call ends in time, also without any values.
     ///
     /// # Errors
-    /// [`Store`](ErrorKind::Store) if no values were read in time; it may be retried.
-    /// [`Range`](ErrorKind::Range) as for [`get`](Self::get).
+    /// [`Store`](crate::ErrorKind::Store) if no values were read in time; it may be retried.
+    /// [`Range`](crate::ErrorKind::Range) as for [`get`](Self::get).
     pub async fn get_or_stored(
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
@@ -278,7 +268,7 @@ impl CachedCounters {
     /// until the next save, or by a read replica's lag.
     ///
     /// # Errors
-    /// [`Store`](ErrorKind::Store) if the database is unreachable.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     pub async fn stored(
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
@@ -298,18 +288,18 @@ impl CachedCounters {
         let mut held: HeldSeed = None;
         for _ in 0..ATTEMPTS {
             let seed = held.as_ref().map(|(seed, _)| *seed);
-            let (result, repeated) = match &mut change {
+            let result = match &mut change {
                 Change::Update(update) => {
                     let (id, options) = (id.as_bytes(), deadline.into());
                     let result = handle.writer.change(id, *update, seed, options).await;
-                    (handle.explained(result).await?, false)
+                    handle.explained(result).await?
                 }
                 Change::Once(request, progress) => {
                     handle.once(*request, progress, seed, deadline).await?
                 }
             };
             let PairResult::Missing(ticket) = result else {
-                return Outcome::of(result, repeated, self.family(), id);
+                return Outcome::of(result, self.family(), id);
             };
             held = self.missed(id, ticket, deadline).await?;
             if held.is_none() {

@@ -215,7 +215,7 @@ impl Counterfoil {
             let home = self.shared.partition(&opened.family, 0);
             let known = opened.known();
             let database = known.as_ref().map_or("", |known| &known.database);
-            let asked = home.epochs(&opened.family, database).await;
+            let asked = home.epoch(&opened.family, database).await;
             let refusal = asked
                 .err()
                 .filter(|error| error.kind() == ErrorKind::Mismatch)?;

@@ -186,6 +186,14 @@ impl FamilyBuilder<BufferedCounters> {
         self.settings.max_pending = Some(ids);
         self
     }
+
+    /// Sets how long Redis remembers a request at least ([`add_once`](crate::BufferedCounters::add_once)).
+    /// It may be up to twice as long. Defaults to 1 h, from 1 min to 30 days. A request takes about
+    /// 50 bytes beside its name and id. A deploy may change the setting.
+    pub fn remember_requests(mut self, time: Duration) -> Self {
+        self.settings.remember_requests = Some(Time(time));
+        self
+    }
 }
 
 impl FamilyBuilder<CachedCounters> {
@@ -212,6 +220,14 @@ impl FamilyBuilder<CachedCounters> {
     /// one.
     pub fn max(mut self, value: i64) -> Self {
         self.settings.max = Some(value);
+        self
+    }
+
+    /// Sets how long Redis remembers a request at least ([`incr_once`](crate::CachedCounters::incr_once)).
+    /// It may be up to twice as long. Defaults to 1 h, from 1 min to 30 days. A request takes about
+    /// 50 bytes beside its name and id. A deploy may change the setting.
+    pub fn remember_requests(mut self, time: Duration) -> Self {
+        self.settings.remember_requests = Some(Time(time));
         self
     }
 }

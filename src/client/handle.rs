@@ -83,14 +83,14 @@ impl Handle {
         self.explained(added).await
     }
 
-    /// Counts a request, and returns whether it was counted before.
+    /// Counts a request unless it was counted before.
     pub async fn once(
         &self,
         request: Request<'_>,
         progress: &mut Progress,
         seed: Option<Seed>,
         deadline: Deadline,
-    ) -> Result<(PairResult, bool)> {
+    ) -> Result<PairResult> {
         let once = self.writer.once(request, progress, seed, deadline).await;
         self.explained(once).await
     }
@@ -113,7 +113,7 @@ impl Handle {
         Deadline::within(self.timeouts.write)
     }
 
-    /// Returns the epoch in which Redis remembers the request if it is made now.
+    /// Returns the generation in which Redis remembers the request if it is made now.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
         let request = Request::new(&self.opened, request, id, 0)?;
         self.repeating(|_| self.writer.request_epoch(request)).await

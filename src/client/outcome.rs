@@ -12,8 +12,7 @@ use crate::scripts::partition::PairResult;
 pub enum Outcome {
     /// Counted by this call, and will reach the database.
     Counted(i64),
-    /// Counted before, and not again: the request or the visitor is known. An earlier call counted
-    /// it, or an earlier attempt of this call whose reply was lost.
+    /// Counted before, and not again: the request or the visitor is known.
     CountedBefore(i64),
     /// Not counted: the result would leave the family's bounds or the signed 64-bit range. Cached
     /// counters return their unchanged value.
@@ -45,16 +44,10 @@ impl Outcome {
         }
     }
 
-    /// Returns the outcome of a pair of a call. `repeated` is `true` if an earlier arrival of a
-    /// request decided it.
-    pub(crate) fn of(
-        result: PairResult,
-        repeated: bool,
-        family: &Family,
-        id: &str,
-    ) -> Result<Outcome> {
+    /// Returns the outcome of a pair of a call.
+    pub(crate) fn of(result: PairResult, family: &Family, id: &str) -> Result<Outcome> {
         match result {
-            PairResult::Counted(value) if repeated => Ok(Outcome::CountedBefore(value)),
+            PairResult::CountedBefore(value) => Ok(Outcome::CountedBefore(value)),
             PairResult::Counted(value) => Ok(Outcome::Counted(value)),
             PairResult::First => Ok(Outcome::Counted(1)),
             PairResult::Repeated => Ok(Outcome::CountedBefore(0)),

@@ -97,15 +97,15 @@ impl Counterfoil {
                 let others = some
                     .iter()
                     .filter(|one| one.keys.calls() != home.keys.calls());
-                keys.extend(others.flat_map(|one| one.keys.fence()));
+                keys.extend(others.flat_map(|one| one.keys.home()));
                 for keys in keys.chunks(KEYS) {
                     refuse(family, home.remove(&pending, keys, UNUSED).await?)?;
                 }
             }
             if calls == Calls::Delete {
                 // last, because it shows whether the family is used
-                let fence = home.keys.fence();
-                refuse(family, home.remove(&pending, &fence, UNUSED).await?)?;
+                let last = home.keys.home();
+                refuse(family, home.remove(&pending, &last, UNUSED).await?)?;
             }
         }
         Ok(())

@@ -328,7 +328,7 @@ impl Series {
 
     /// Returns the outcome of a hit. The script returns no sums: the value is what was added.
     fn outcome(&self, name: &str, n: i64, result: PairResult) -> Result<Outcome> {
-        Ok(match Outcome::of(result, false, self.family(), name)? {
+        Ok(match Outcome::of(result, self.family(), name)? {
             Outcome::Counted(_) => Outcome::Counted(n),
             refused => refused,
         })

@@ -45,7 +45,7 @@ impl Visitors {
         let id = self.id(scope, day)?;
         self.family().check_visitor(visitor.as_ref())?;
         let key = visit::key(&id, visitor.as_ref());
-        Outcome::of(self.0.add(&key, 1, true).await?, false, self.family(), &id)
+        Outcome::of(self.0.add(&key, 1, true).await?, self.family(), &id)
     }
 
     /// Returns the exact number of visitors of the scope on that day.

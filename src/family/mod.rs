@@ -47,6 +47,7 @@ pub struct Family {
     /// The longest time until counted hits are on their way to the database.
     pub(crate) sync_time: Duration,
     pub(crate) max_pending: u64,
+    pub(crate) remember_requests: Duration,
     pub(crate) kind: Kind,
 }
 
@@ -131,6 +132,16 @@ impl Family {
     /// Returns the maximum number of ids that wait in a partition. Redis refuses further ids.
     pub fn max_pending(&self) -> u64 {
         self.max_pending
+    }
+
+    /// Returns the time for which Redis remembers a request, at least.
+    pub fn remember_requests(&self) -> Duration {
+        self.remember_requests
+    }
+
+    /// Returns true if the application can name a request for a hit.
+    pub(crate) fn takes_requests(&self) -> bool {
+        matches!(self.kind, Kind::Buffered | Kind::Cached(_))
     }
 
     /// Returns the separator of an id's segments in its table; `/` without a table.

@@ -33,6 +33,7 @@ pub struct FamilySettings {
     pub(crate) sync_hits: Option<u64>,
     pub(crate) max_pending: Option<u64>,
     pub(crate) wide: Option<bool>,
+    pub(crate) remember_requests: Option<Time>,
     pub(crate) retain: Option<Time>,
     pub(crate) min: Option<i64>,
     pub(crate) max: Option<i64>,
@@ -146,6 +147,10 @@ impl Family {
         rows: &RangeInclusive<i64>,
     ) -> Vec<(&'static str, String)> {
         let mut settings = vec![("max_pending", self.max_pending.to_string())];
+        if self.takes_requests() {
+            let millis = self.remember_requests.as_millis().to_string();
+            settings.push(("remember_requests", millis));
+        }
         if let Some(retention) = self.retention() {
             let bounds = retention.bounds(rows);
             let no_row = if self.makes_rows() { "0" } else { "refused" };
@@ -201,10 +206,12 @@ impl Family {
                 sync_hits: Some(self.sync_hits),
                 max_pending: Some(self.max_pending),
                 wide: Some(self.wide),
+                remember_requests: Some(Time(self.remember_requests)),
                 ..common
             },
             Kind::Cached(retention) => FamilySettings {
                 kind: KindName::Cached,
+                remember_requests: Some(Time(self.remember_requests)),
                 retain: Some(Time(retention.retain)),
                 min: retention.min,
                 max: retention.max,

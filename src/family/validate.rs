@@ -61,6 +61,7 @@ impl Family {
                 },
             ),
             max_pending: settings.max_pending.unwrap_or(1_000_000),
+            remember_requests: or(settings.remember_requests, HOUR),
             kind: Kind::Buffered,
         };
         family.check()?;
@@ -97,6 +98,8 @@ impl Family {
         self.check_range("sync_time", self.sync_time, MILLISECOND..=DAY)?;
         self.check_range("sync_hits", self.sync_hits, 1..=u64::MAX)?;
         self.check_range("max_pending", self.max_pending, 1..=u64::MAX)?;
+        let remember = self.remember_requests;
+        self.check_range("remember_requests", remember, 60 * SECOND..=30 * DAY)?;
         match self.table.as_ref().map(|table| table.check()) {
             Some(Err(wrong)) => Err(self.refused("table", wrong)),
             _ => Ok(()),

@@ -165,7 +165,8 @@ impl Opened {
                 Some(PairResult::OutOfRange(_) | PairResult::Beyond) => range += hits,
                 Some(PairResult::Full) => full += hits,
                 None => unknown += hits,
-                // a missing counter is retried with a seed; other results are not a hit's own fault
+                // a missing counter is retried with a seed, a request was counted by an earlier call;
+                // other results are not a hit's own fault
                 Some(_) => {}
             }
         }

@@ -105,7 +105,7 @@ impl Flusher {
         // the batch may be another database's, which took over this Redis
         let home = self.shared.topology.home_of(partition);
         self.partition(&opened.family, home)
-            .epochs(&opened.family, &family.database)
+            .epoch(&opened.family, &family.database)
             .await?;
         let released = Batch {
             family,

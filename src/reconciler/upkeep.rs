@@ -53,7 +53,7 @@ impl Flusher {
     pub async fn begin_epochs(&self, registered: &Registered) -> Result<()> {
         let (family, database) = (&registered.family, &registered.database);
         let homes = self.homes(family);
-        try_each(&homes, |(_, home)| home.epochs(family, database)).await?;
+        try_each(&homes, |(_, home)| home.epoch(family, database)).await?;
         self.configure(registered).await
     }
 
@@ -66,7 +66,7 @@ impl Flusher {
         let topology = &self.shared.topology;
         let begin = || async {
             let begin = async |(number, home): &(u32, Partition)| {
-                if home.epochs(family, "").await?.is_some() {
+                if home.epoch(family, "").await?.is_some() {
                     return Ok(());
                 }
                 let partitions = topology.partitions_of(*number, family.partitions());

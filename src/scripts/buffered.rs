@@ -18,7 +18,8 @@ use crate::scripts::keys::Keys;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
 use crate::scripts::partition::{
-    Counted, PairResult, Pairs, Partition, PartitionCall, salt, words,
+    Counted, PairRequest, PairResult, Pairs, Partition, PartitionCall, request_keys, salt, words,
+    write_requests,
 };
 use crate::testing::ablation::{self, Guard};
 
@@ -162,27 +163,33 @@ impl Partition {
             hits,
             pairs: pairs.iter().copied(),
         };
-        Self::add_to(family, fence, &[call]).await
+        Self::add_to(family, fence, &[call], &[]).await
     }
 
-    /// Adds the deltas of several partitions of one node in one call. `calls` must not be empty.
+    /// Adds the deltas of several partitions of one node in one call, some of them under the names
+    /// of requests. `calls` must not be empty.
     pub async fn add_to<'a>(
         family: &Family,
         fence: Fence<'_>,
         calls: &[PartitionCall<'_, impl Pairs<'a>>],
+        requests: &[PairRequest<'_>],
     ) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = calls[0].partition;
-        let mut command = Call::new("buffered_add", 2 + 2 * calls.len(), 4 + words(calls))?;
+        let memories = request_keys(fence.home, requests);
+        let keys = 2 + 2 * calls.len() + memories.len();
+        let mut command = Call::new("buffered_add", keys, 5 + words(calls, requests))?;
         let (keys, args) = fence.begin(borrowed(now_ms));
         command.arg(keys);
         for PartitionCall { partition, .. } in calls {
             command.arg(&[partition.keys.buffer(), partition.keys.meta()]);
         }
-        command.arg(args);
+        command.arg(memories);
+        command.arg(args).arg(requests.len());
         for call in calls {
             command.arg(call.hits);
             call.write_pairs(&mut command);
         }
+        write_requests(&mut command, requests);
         let mut reply = command.send(redis).await?;
         if let Some(outcome) = Counted::not_executed(&reply)? {
             return Ok(outcome);
@@ -210,15 +217,15 @@ impl Partition {
         })
     }
 
-    /// Returns the results of a call that was executed before: its refusals, and the current
-    /// pending values of the other ids.
+    /// Returns the results of a call that was executed before: its words, and the current pending
+    /// values of the other ids.
     async fn repeated_results<'a>(
         reply: &mut Reply,
         calls: &[PartitionCall<'_, impl Pairs<'a>>],
     ) -> Result<Vec<PairResult>> {
         let pairs = calls.iter().map(|call| call.pairs.len()).sum();
-        let refusals = PairResult::read_refusals(reply, pairs)?;
-        let mut rest = &refusals[..];
+        let words = PairResult::read_words(reply, pairs)?;
+        let mut rest = &words[..];
         let reads = calls.iter().map(|call| {
             let (own, others) = rest.split_at(call.pairs.len());
             rest = others;
@@ -226,7 +233,7 @@ impl Partition {
                 .pairs
                 .clone()
                 .zip(own)
-                .filter(|(_, refusal)| refusal.is_none());
+                .filter(|(_, word)| word.is_none());
             let ids: Vec<_> = counted.map(|((id, _), _)| id).collect();
             async move {
                 if ids.is_empty() {
@@ -249,14 +256,14 @@ impl Partition {
             Error::new(ErrorKind::OutcomeUnknown, "the pending value is unknown").with_source(error)
         })?;
         let mut pending = deltas.into_iter().flatten();
-        let result = |refusal: Option<PairResult>| {
-            refusal.or_else(|| {
+        let result = |word: Option<PairResult>| {
+            word.or_else(|| {
                 pending
                     .next()
                     .map(|(_, buffer)| PairResult::Counted(buffer))
             })
         };
-        Ok(refusals.into_iter().filter_map(result).collect())
+        Ok(words.into_iter().filter_map(result).collect())
     }
 
     /// Cuts the buffer off as the partition's one batch, or returns the batch in flight.
@@ -393,6 +400,7 @@ impl Partition {
         proven: LastCut,
     ) -> Result<Option<Dropped>> {
         let mut keys = vec![self.keys.meta(), home.calls()];
+        keys.extend(home.requests());
         keys.extend(self.keys.unsaved(family));
         let [incarnation, seq, nonce] = cut_args(proven);
         let (salt, now_ms) = (owned(salt()?), borrowed(&self.now_ms));

@@ -12,7 +12,8 @@ use crate::scripts::keys::{Key, Keys};
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
 use crate::scripts::partition::{
-    Counted, PairResult, Pairs, Partition, PartitionCall, Ticket, salt, words,
+    Counted, PairRequest, PairResult, Pairs, Partition, PartitionCall, Ticket, request_keys, salt,
+    words, write_requests,
 };
 
 /// The seed of a counter: its row, read after the ticket was issued.
@@ -76,17 +77,21 @@ impl Partition {
             .into_iter()
             .map(|(id, seed)| (id.as_ref(), seed))
             .collect();
-        Self::incr_in(fence, &[(self, seeds)], &[call]).await
+        Self::incr_in(fence, &[(self, seeds)], &[call], &[]).await
     }
 
-    /// Seeds and changes counters of several partitions of one node. `calls` must not be empty.
+    /// Seeds and changes counters of several partitions of one node, some of them under the names of
+    /// requests. `calls` must not be empty.
     pub async fn incr_in<'a>(
         fence: Fence<'_>,
         seeds: &[(&Self, Seeds<'_>)],
         calls: &[PartitionCall<'_, impl Pairs<'a>>],
+        requests: &[PairRequest<'_>],
     ) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = calls[0].partition;
-        let mut command = Call::new("cached_incr", 2 + 4 * calls.len(), 4 + words(calls))?;
+        let memories = request_keys(fence.home, requests);
+        let keys = 2 + 4 * calls.len() + memories.len();
+        let mut command = Call::new("cached_incr", keys, 5 + words(calls, requests))?;
         let (keys, args) = fence.begin(borrowed(now_ms));
         command.arg(keys);
         for PartitionCall { partition, .. } in calls {
@@ -94,10 +99,13 @@ impl Partition {
                 .arg(&partition.cached_keys())
                 .arg(partition.keys.meta());
         }
+        command.arg(memories);
         command.arg(args);
+        command.arg(requests.len());
         for call in calls {
             call.write_pairs(&mut command);
         }
+        write_requests(&mut command, requests);
         let seeding = join_all(
             seeds
                 .iter()

@@ -107,13 +107,13 @@ impl Callers {
     }
 }
 
-/// The names of the current epoch and the previous one, which are equal if there was none before.
+/// The names that calls carry.
 #[derive(Clone, Debug)]
-pub struct Epochs {
+pub struct Epoch {
+    /// The current epoch.
     pub now: Arc<str>,
-    /// The previous epoch. A call that names it is looked up in both memories, and known for at
-    /// least a whole epoch.
-    pub before: Arc<str>,
+    /// The current generation of requests; empty for a kind without requests.
+    pub generation: Arc<str>,
     /// The labels of the family's windows, if it is a series.
     pub labels: Arc<[Precision]>,
 }
@@ -123,12 +123,6 @@ pub struct Epochs {
 struct Described {
     #[serde(default)]
     labels: Vec<Precision>,
-}
-
-impl Epochs {
-    pub fn knows(&self, epoch: &str) -> bool {
-        *self.now == *epoch || *self.before == *epoch
-    }
 }
 
 /// Where a family's hits go, as far as it is known.
@@ -151,13 +145,13 @@ impl Destination<'_> {
     };
 }
 
-/// A home partition, and the epochs that it last returned.
+/// A home partition, and the epoch that it last returned.
 #[derive(Debug)]
 pub struct Home {
     partition: Partition,
     number: u32,
     topology: Arc<Topology>,
-    known: Mutex<Option<(Epochs, Instant)>>,
+    known: Mutex<Option<(Epoch, Instant)>>,
     /// The labels that it last returned.
     labels: Mutex<Arc<[Precision]>>,
 }
@@ -177,18 +171,18 @@ impl Home {
         &self.partition.keys
     }
 
-    /// Returns the epochs for a new call, read from Redis if the known ones are older than
-    /// [`FRESH`]. Configures the family again if Redis lost its data.
-    pub async fn epochs(&self, family: &Family, to: &Destination<'_>) -> Result<Epochs> {
+    /// Returns the epoch for a new call, read from Redis if the known one is older than [`FRESH`].
+    /// Configures the family again if Redis lost its data.
+    pub async fn epoch(&self, family: &Family, to: &Destination<'_>) -> Result<Epoch> {
         let asked = Instant::now();
-        if let Some((epochs, at)) = &*self.known.lock()
+        if let Some((epoch, at)) = &*self.known.lock()
             && asked - *at < FRESH
         {
-            return Ok(epochs.clone());
+            return Ok(epoch.clone());
         }
         let database = to.database;
-        let epochs = match self.partition.epochs(family, database).await? {
-            Some(epochs) => epochs,
+        let epoch = match self.partition.epoch(family, database).await? {
+            Some(epoch) => epoch,
             None => {
                 tracing::warn!(%family, home = self.number, "Redis does not know the family: configuring it");
                 let partitions = self
@@ -202,14 +196,14 @@ impl Home {
                     )
                 };
                 self.partition
-                    .epochs(family, database)
+                    .epoch(family, database)
                     .await?
                     .ok_or_else(emptied)?
             }
         };
-        *self.labels.lock() = epochs.labels.clone();
-        *self.known.lock() = Some((epochs.clone(), asked));
-        Ok(epochs)
+        *self.labels.lock() = epoch.labels.clone();
+        *self.known.lock() = Some((epoch.clone(), asked));
+        Ok(epoch)
     }
 
     /// Returns the labels of the windows in Redis, which the keys of a series' call name. They are
@@ -218,12 +212,12 @@ impl Home {
         self.labels.lock().clone()
     }
 
-    /// Forgets the known epochs if this is one of them, because Redis no longer knows it.
+    /// Forgets the known epoch if it is this one, because Redis no longer knows it.
     pub fn forget(&self, epoch: &str) {
-        self.known.lock().take_if(|(known, _)| known.knows(epoch));
+        self.known.lock().take_if(|(known, _)| *known.now == *epoch);
     }
 
-    /// Forgets the known epochs: the next call asks Redis.
+    /// Forgets the known epoch: the next call asks Redis.
     pub fn forget_known(&self) {
         self.known.lock().take();
     }
@@ -241,13 +235,13 @@ impl Partition {
         }
     }
 
-    /// Returns the epochs of the calls whose home this partition is. `None` if the family was never
+    /// Returns the epoch of the calls whose home this partition is. `None` if the family was never
     /// configured in this Redis, or Redis lost its data.
     ///
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch) if the family is of another kind, has another number of
     /// partitions, or belongs to another database.
-    pub async fn epochs(&self, family: &Family, database: &str) -> Result<Option<Epochs>> {
+    pub async fn epoch(&self, family: &Family, database: &str) -> Result<Option<Epoch>> {
         let args = [
             borrowed(family.kind()),
             owned(family.partitions()),
@@ -255,19 +249,18 @@ impl Partition {
             self.time(),
         ];
         let mut reply =
-            bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
+            bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.home(), &args).await?;
         match reply.status() {
             "OK" => {
-                let (now, before) = (reply.text()?.into(), reply.text()?.into());
+                let (now, generation) = (reply.text()?.into(), reply.text()?.into());
                 let _kind_and_partitions = (reply.text()?, reply.text()?);
                 let description = reply.text()?;
                 // one that this version cannot read has no labels, and so no calls fit it
                 let described: Described = serde_json::from_str(&description).unwrap_or_default();
-                let labels = described.labels.into();
-                Ok(Some(Epochs {
+                Ok(Some(Epoch {
                     now,
-                    before,
-                    labels,
+                    generation,
+                    labels: described.labels.into(),
                 }))
             }
             "UNCONFIGURED" => Ok(None),

@@ -62,6 +62,18 @@ impl Keys {
         self.key("calls")
     }
 
+    /// Returns the keys of the requests, for calls whose home this partition is: the memories of the
+    /// current and the previous generation.
+    pub fn requests(&self) -> [Key; 2] {
+        [self.key("requests"), self.key("requests_before")]
+    }
+
+    /// Returns all keys of a home.
+    pub fn home(&self) -> [Key; 4] {
+        let ([calls, calls_before], [requests, requests_before]) = (self.fence(), self.requests());
+        [calls, calls_before, requests, requests_before]
+    }
+
     /// Returns the keys that a reset of the family drops: all those whose content is not in the
     /// database.
     pub fn unsaved(&self, family: &Family) -> Vec<Key> {

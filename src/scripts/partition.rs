@@ -10,7 +10,7 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{Arg, Call, Reply, borrowed, owned, text};
-use crate::scripts::keys::Keys;
+use crate::scripts::keys::{Key, Keys};
 use crate::testing::simulated;
 
 /// One partition of a family in one Redis.
@@ -88,6 +88,11 @@ impl fmt::Display for Ticket {
 pub enum PairResult {
     /// Counted: the pending value of a buffered counter, or the value of a cached one.
     Counted(i64),
+    /// A request that an earlier call counted, with the value right after that.
+    CountedBefore(i64),
+    /// A request that Redis may have forgotten. Not counted now; the outcome of an earlier call is
+    /// unknown.
+    Expired,
     /// Not counted: the result would leave i64 or the bounds. Holds the current value if the kind
     /// knows it.
     OutOfRange(i64),
@@ -133,7 +138,12 @@ impl PairResult {
                 "NOCALENDAR" => PairResult::NoCalendar,
                 "BADSTATE" => PairResult::NotAnInteger,
                 "BEYOND" => PairResult::Beyond,
+                "EXPIRED" => PairResult::Expired,
                 value => PairResult::Counted(value.parse().ok()?),
+            },
+            Some(("BEFORE", word)) => match PairResult::parse_word(word)? {
+                PairResult::Counted(value) => PairResult::CountedBefore(value),
+                decided => decided,
             },
             Some(("RANGE", value)) => PairResult::OutOfRange(value.parse().ok()?),
             Some(("MISS", ticket)) => PairResult::Missing(Ticket::parse(ticket)?),
@@ -141,9 +151,9 @@ impl PairResult {
         })
     }
 
-    /// Reads the refusals of a call's first execution, "INDEX:WORD ..." with indexes from 1.
-    /// Returns `None` for each pair that was counted.
-    pub(crate) fn read_refusals(reply: &mut Reply, pairs: usize) -> Result<Vec<Option<Self>>> {
+    /// Reads the words of a call's first execution, "INDEX:WORD ..." with indexes from 1. Returns
+    /// `None` for each pair that it counted.
+    pub(crate) fn read_words(reply: &mut Reply, pairs: usize) -> Result<Vec<Option<Self>>> {
         reply.read(|value| {
             let mut results = vec![None; pairs];
             for refusal in text(value)?.split_ascii_whitespace() {
@@ -163,7 +173,7 @@ impl PairResult {
         pairs: usize,
     ) -> Result<(Vec<Self>, bool)> {
         if reply.status() == "DUP" {
-            let refusals = PairResult::read_refusals(reply, pairs)?.into_iter();
+            let refusals = PairResult::read_words(reply, pairs)?.into_iter();
             let result = |refusal: Option<_>| refusal.unwrap_or(PairResult::Counted(0));
             return Ok((refusals.map(result).collect(), false));
         }
@@ -232,6 +242,30 @@ pub struct PartitionCall<'a, P> {
     pub pairs: P,
 }
 
+/// A request: the name that the application gave to a pair of a call.
+#[derive(Clone, Copy, Debug)]
+pub struct PairRequest<'a> {
+    /// The number of the pair, from 1 through all partitions of the call.
+    pub pair: usize,
+    pub name: &'a [u8],
+    /// The generation that Redis returned before the first send.
+    pub generation: &'a str,
+}
+
+/// Returns the keys of the memories that a call with requests needs.
+pub(crate) fn request_keys(home: &Keys, requests: &[PairRequest<'_>]) -> Vec<Key> {
+    let keys = home.requests();
+    keys.into_iter().filter(|_| !requests.is_empty()).collect()
+}
+
+/// Writes the requests of a call, behind its pairs.
+pub(crate) fn write_requests(call: &mut Call, requests: &[PairRequest<'_>]) {
+    for request in requests {
+        call.arg(request.pair);
+        call.arg(request.name).arg(request.generation);
+    }
+}
+
 /// The ids of a call, each with its update.
 pub trait Pairs<'a>: ExactSizeIterator<Item = (&'a [u8], Update)> + Clone {}
 
@@ -247,9 +281,13 @@ impl<'a, P: Pairs<'a>> PartitionCall<'_, P> {
     }
 }
 
-/// Returns the number of arguments that these calls write, at most.
-pub(crate) fn words<'a>(calls: &[PartitionCall<'_, impl Pairs<'a>>]) -> usize {
-    calls.iter().map(|call| 2 + 2 * call.pairs.len()).sum()
+/// Returns the number of arguments that these calls and requests write, at most.
+pub(crate) fn words<'a>(
+    calls: &[PartitionCall<'_, impl Pairs<'a>>],
+    requests: &[PairRequest<'_>],
+) -> usize {
+    let pairs = calls.iter().map(|call| 2 + 2 * call.pairs.len());
+    pairs.sum::<usize>() + 3 * requests.len()
 }
 
 impl Partition {

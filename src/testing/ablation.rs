@@ -24,8 +24,14 @@ pub enum Guard {
     OneMemory,
     /// No caller is looked up.
     NoMemory,
-    /// A request's call is executed whatever came of the one before.
-    Predecessor,
+    /// A request of any generation is executed.
+    AnyGeneration,
+    /// Only the requests of the current generation are looked up.
+    OneGeneration,
+    /// A partition is reset and its home's generations continue.
+    EndOfGenerations,
+    /// A partition is reset and its home's requests stay as they were decided.
+    Tag,
     /// A process with another database counts in the family, and takes its batches.
     Database,
     /// A batch is returned before its rotation is durable.

@@ -1,12 +1,13 @@
 //! The hits gathered for one call: pairs of id and delta by partition, with equal ids summed.
 
 use std::hash::BuildHasher;
+use std::sync::Arc;
 
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::scripts::cached::Seed;
-use crate::scripts::partition::{PairResult, Pairs, Update};
+use crate::scripts::partition::{PairRequest, PairResult, Pairs, Update};
 
 /// The maximum number of hits that wait for one call.
 const HITS: u64 = 100_000;
@@ -30,6 +31,7 @@ pub struct Group {
     hasher: DefaultHashBuilder,
     /// The seeds of missing counters, applied before the changes: index of the pair, seed.
     seeds: Vec<(usize, Seed)>,
+    requests: Vec<Requested>,
     hits: u64,
     /// The indexes of the pairs by partition, once the group is complete.
     by_partition: Vec<usize>,
@@ -57,6 +59,16 @@ struct Pair {
     result: usize,
 }
 
+/// A pair with a request.
+#[derive(Debug)]
+struct Requested {
+    /// The index of the pair.
+    pair: usize,
+    /// The bytes of the request's name, beside those of the ids.
+    name: (usize, usize),
+    generation: Arc<str>,
+}
+
 /// A hit's position in its group.
 #[derive(Clone, Copy, Debug)]
 pub struct Position {
@@ -75,6 +87,8 @@ pub struct Hit<'a> {
     pub hits: u64,
     /// The seed of a missing counter.
     pub seed: Option<Seed>,
+    /// The name and the generation of a request, which is summed with no other hit.
+    pub request: Option<(&'a str, &'a Arc<str>)>,
 }
 
 impl Group {
@@ -108,7 +122,7 @@ impl Group {
 
     /// Adds a hit. A delta is summed with those of its id, unless the sum leaves the range.
     pub fn push(&mut self, hit: &Hit<'_>) -> Position {
-        let Update::Add(delta) = hit.update else {
+        let (Update::Add(delta), None) = (hit.update, hit.request) else {
             return self.push_alone(hit);
         };
         let (pairs, ids, hasher) = (&self.pairs, &self.ids, &self.hasher);
@@ -157,6 +171,15 @@ impl Group {
         });
         self.hits += hit.hits;
         self.seed(index, hit.seed);
+        if let Some((name, generation)) = hit.request {
+            let start = self.ids.len();
+            self.ids.extend_from_slice(name.as_bytes());
+            self.requests.push(Requested {
+                pair: index,
+                name: (start, self.ids.len()),
+                generation: generation.clone(),
+            });
+        }
         Position {
             pair: index,
             so_far: hit.update.amount(),
@@ -194,6 +217,15 @@ impl Group {
             })
     }
 
+    /// Returns the requests, once the group is complete.
+    pub fn requests(&self) -> impl Iterator<Item = PairRequest<'_>> {
+        self.requests.iter().map(|request| PairRequest {
+            pair: self.pairs[request.pair].result + 1,
+            name: &self.ids[request.name.0..request.name.1],
+            generation: &request.generation,
+        })
+    }
+
     /// Returns the partition of the first hit.
     pub fn partition(&self) -> u32 {
         self.pairs.first().map_or(0, |pair| pair.partition)
@@ -207,6 +239,7 @@ impl Group {
             update: pair.update,
             hits: pair.hits,
             seed: None,
+            request: None,
         })
     }
 
@@ -301,6 +334,7 @@ mod tests {
             update: Update::Add(delta),
             hits: 1,
             seed: None,
+            request: None,
         }
     }
 

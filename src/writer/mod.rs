@@ -116,6 +116,7 @@ impl Writer {
             update,
             hits: 1,
             seed,
+            request: None,
         };
         match self.count_one(&hit, options, Group::push).await? {
             Some(result) => Ok(result),
@@ -154,6 +155,7 @@ impl Writer {
             update: Update::Add(*delta),
             hits: 1,
             seed: None,
+            request: None,
         });
         self.add_all(&all.collect::<Vec<_>>(), options).await
     }

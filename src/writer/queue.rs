@@ -63,10 +63,6 @@ struct State {
     in_flight: Vec<InFlight>,
     /// The deadline of the lone caller's call, while there is one.
     lone: Option<Instant>,
-    /// The number of requests in flight.
-    requests: usize,
-    /// The latest deadline of all requests.
-    requests_end: Option<Instant>,
     callers: Callers,
     refusals: Backoff,
     /// The reason why Redis refused the last call, if it did.
@@ -106,10 +102,9 @@ pub enum Joined<'q, T> {
     Full(Notified<'q>),
 }
 
-/// A call outside the queue: a lone caller's, or a request. It is in flight until this is dropped.
+/// The lone caller's call, outside the queue. It is in flight until this is dropped.
 pub struct Outside {
     queue: Arc<Queue>,
-    is_lone: bool,
 }
 
 impl Queue {
@@ -155,25 +150,11 @@ impl Queue {
     }
 
     /// Returns whether no hit is gathered or in flight. Stays `true` after closing, except for hits
-    /// recorded before. A lone caller or a request that is not polled counts until its deadline.
+    /// recorded before. A lone caller that is not polled counts until its deadline.
     pub fn is_idle(&self) -> bool {
         let state = self.state.lock();
         let is_over = |end: Option<Instant>| end.is_none_or(|end| end < Instant::now());
-        (state.requests == 0 || is_over(state.requests_end))
-            && is_over(state.lone)
-            && (state.drivers == 0 || self.has_ended())
-    }
-
-    /// Accepts a request that ends by this time.
-    pub fn take_request(self: &Arc<Self>, end: Instant) -> Result<Outside> {
-        let mut state = self.state.lock();
-        self.check_open()?;
-        state.requests += 1;
-        state.requests_end = state.requests_end.max(Some(end));
-        Ok(Outside {
-            queue: self.clone(),
-            is_lone: false,
-        })
+        is_over(state.lone) && (state.drivers == 0 || self.has_ended())
     }
 
     /// Returns the slot where hits of this partition gather.
@@ -219,7 +200,6 @@ impl Queue {
             state.lone = Some(options.deadline.reply_by);
             let outside = Outside {
                 queue: self.clone(),
-                is_lone: true,
             };
             return Ok(Joined::Alone(caller, outside));
         }
@@ -387,11 +367,6 @@ impl Queue {
 
 impl Drop for Outside {
     fn drop(&mut self) {
-        let mut state = self.queue.state.lock();
-        if self.is_lone {
-            state.lone = None;
-        } else {
-            state.requests -= 1;
-        }
+        self.queue.state.lock().lone = None;
     }
 }

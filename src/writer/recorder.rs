@@ -108,6 +108,7 @@ impl Recorder {
             update: Update::Add(delta),
             hits: 1,
             seed: None,
+            request: None,
         };
         let none = || (0..=THREADS).map(|_| Sums::default()).collect();
         let all = self.sums.get_or_init(none);

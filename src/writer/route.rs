@@ -10,7 +10,7 @@ use crate::family::kind::Kind;
 use crate::process::family::Opened;
 use crate::process::work::{Announced, Work};
 use crate::scripts::bundle;
-use crate::scripts::fence::{Destination, Epochs, Fence, Home};
+use crate::scripts::fence::{Destination, Epoch, Fence, Home};
 use crate::scripts::partition::{Counted, Partition, PartitionCall};
 use crate::writer::group::{Group, Part};
 
@@ -70,26 +70,26 @@ impl Route {
         })
     }
 
-    /// Returns the epochs for a new call with this home.
-    pub async fn epochs(&self, home: &Home) -> Result<Epochs> {
+    /// Returns the epoch for a new call with this home.
+    pub async fn epoch(&self, home: &Home) -> Result<Epoch> {
         let known = self.opened.known();
         let to = known.as_ref().map(|known| known.destination());
         let to = to.unwrap_or(Destination::UNKNOWN);
-        let epochs = home.epochs(self.family(), &to).await;
-        self.check_topology(&epochs);
-        epochs
+        let epoch = home.epoch(self.family(), &to).await;
+        self.check_topology(&epoch);
+        epoch
     }
 
-    /// Returns the epochs that Redis knows now.
-    pub async fn new_epochs(&self, home: &Home) -> Result<Epochs> {
+    /// Returns the epoch that Redis knows now.
+    pub async fn new_epoch(&self, home: &Home) -> Result<Epoch> {
         home.forget_known();
-        self.epochs(home).await
+        self.epoch(home).await
     }
 
     /// Asks for the epochs of calls to this partition again, and so configures the family where
     /// Redis has lost it.
     pub async fn renew(&self, partition: u32) -> Result<()> {
-        self.new_epochs(self.home(partition)).await.map(drop)
+        self.new_epoch(self.home(partition)).await.map(drop)
     }
 
     /// Calls the script of the family's kind once, and announces where a sync is due.
@@ -123,17 +123,18 @@ impl Route {
             pairs: part.pairs(),
         });
         let calls: Vec<_> = calls.collect();
+        let requests: Vec<_> = group.requests().collect();
         let family = self.family();
         // calls of other kinds than these two stay in one partition
         let (one, pairs) = (calls[0].partition, || calls[0].pairs.clone());
         let deltas = || pairs().map(|(id, update)| (id, update.amount()));
         match &family.kind {
-            Kind::Buffered => Partition::add_to(family, fence, &calls).await,
+            Kind::Buffered => Partition::add_to(family, fence, &calls, &requests).await,
             Kind::Cached(_) => {
                 let seeds = group.parts().map(Part::seeds);
                 let seeds = calls.iter().map(|call| call.partition).zip(seeds);
                 let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
-                Partition::incr_in(fence, &seeds, &calls).await
+                Partition::incr_in(fence, &seeds, &calls, &requests).await
             }
             Kind::Series(_) => {
                 let labels = self.home(group.partition()).labels();

@@ -91,7 +91,7 @@ impl Sending {
         let home = route.home(self.group.partition());
         let epoch = match &self.epoch {
             Some(epoch) => epoch,
-            None => self.epoch.insert(route.epochs(home).await?.now),
+            None => self.epoch.insert(route.epoch(home).await?.now),
         };
         let fence = Fence {
             home: home.keys(),

@@ -25,6 +25,12 @@ const FENCE: [&str; 2] = [
     "return { 'PASSED' } end\n",
 ];
 
+/// The first and the last line of what the scripts with requests share.
+const REQUESTS: [&str; 2] = [
+    "-- the requests, word for word the same in both scripts",
+    "\n    end\n  end\nend\n",
+];
+
 #[derive(Serialize)]
 struct Manifest {
     layout: &'static str,
@@ -254,9 +260,13 @@ impl Script {
     /// Returns the fence, from its comment to its last line; `None` for a script that does not
     /// count.
     fn fence(&self) -> Option<&str> {
-        let [first, last] =
-            FENCE.map(|mark| self.source.find(mark).map(|at| (at, at + mark.len())));
-        Some(&self.source[first?.0..last?.1])
+        self.between(FENCE)
+    }
+
+    /// Returns the part from its first to its last line.
+    fn between(&self, [first, last]: [&str; 2]) -> Option<&str> {
+        let from = &self.source[self.source.find(first)?..];
+        Some(&from[..from.find(last)? + last.len()])
     }
 
     /// Returns the faults of this script.
@@ -357,6 +367,15 @@ fn the_fence_is_the_same_in_every_counting_script() {
             fences[0].0
         );
     }
+}
+
+#[test]
+fn the_requests_are_the_same_in_both_scripts() {
+    let scripts = bundle();
+    let parts = scripts.iter().filter_map(|script| script.between(REQUESTS));
+    let parts: Vec<_> = parts.collect();
+    assert_eq!(parts.len(), 2);
+    assert_eq!(parts[0], parts[1]);
 }
 
 #[test]

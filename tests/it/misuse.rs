@@ -18,8 +18,13 @@ impl<'f> Client<'f> {
     }
 
     async fn epoch(&self) -> Option<String> {
-        let epochs = self.home.epochs(self.family, "").await.unwrap();
-        epochs.map(|epochs| epochs.now.to_string())
+        let epoch = self.home.epoch(self.family, "").await.unwrap();
+        epoch.map(|epoch| epoch.now.to_string())
+    }
+
+    async fn generation(&self) -> String {
+        let epoch = self.home.epoch(self.family, "").await.unwrap();
+        epoch.unwrap().generation.to_string()
     }
 
     async fn add(&self, n: u64, epoch: &str) -> Result<Counted> {
@@ -32,14 +37,14 @@ impl<'f> Client<'f> {
         self.home.add(self.family, fence, 1, [("page", 1)]).await
     }
 
-    /// Begins this number of epochs, each a minute of the server's time.
+    /// Begins this number of epochs and generations, each a minute of the server's time.
     async fn pass_epochs(&self, epochs: u64) {
         for epoch in 1..=epochs {
             let now_ms = unix(SystemTime::now()).unsigned_abs() * 1000 + epoch * 61_000;
             self.home
                 .clone()
                 .at(now_ms)
-                .epochs(self.family, "")
+                .epoch(self.family, "")
                 .await
                 .unwrap()
                 .unwrap();
@@ -54,10 +59,11 @@ async fn a_client_learns_all_settings_from_the_epoch() {
     let votes = pair.open(votes.retain(secs(77))).await;
     let mut call = cmd("EVAL");
     call.arg(Script::named("family_epoch").unwrap().source);
-    call.arg(2)
-        .arg("cf1:{test/votes/0}:calls")
-        .arg("cf1:{test/votes/0}:calls_before")
-        .arg(&["", "", "", ""]);
+    call.arg(4);
+    for key in ["calls", "calls_before", "requests", "requests_before"] {
+        call.arg(format!("cf1:{{test/votes/0}}:{key}"));
+    }
+    call.arg(&["", "", "", ""]);
     let reply = call.query_async(&mut pair.redis.manager().await).await;
     let reply: Vec<String> = reply.unwrap();
     assert_eq!([&*reply[0], &*reply[3], &*reply[4]], ["OK", "cached", "3"]);
@@ -80,25 +86,33 @@ async fn an_emptied_redis_is_configured_again_without_a_writer() {
 }
 
 #[tokio::test]
-async fn a_request_may_name_an_epoch_that_only_another_process_knows() {
-    let (pair, views) = Pair::of(family("views").partitions(1)).await;
+async fn a_request_may_name_a_generation_that_only_another_process_knows() {
+    let views = family("views").partitions(1).remember_requests(secs(60));
+    let (pair, views) = Pair::of(views).await;
     let client = Client::new(&pair, views.family()).await;
     views.count("page", 1).await;
     client.pass_epochs(1).await;
-    let epoch = client.epoch().await.unwrap();
-    let once = views.add_once_since(&epoch, "order-17", "page", 1).await;
+    let generation = client.generation().await;
+    let once = views
+        .add_once_since(&generation, "order-17", "page", 1)
+        .await;
     assert_eq!(once.unwrap(), Outcome::Counted(2));
     client.pass_epochs(1).await;
     let stored = views.request_epoch("order-18", "page").await.unwrap();
-    assert_eq!(Some(stored), client.epoch().await);
+    assert_eq!(stored, client.generation().await);
 }
 
 #[tokio::test]
-async fn a_request_that_names_its_epoch_never_counts_twice() {
-    let (pair, views) = Pair::of(family("views").partitions(1)).await;
+async fn a_request_that_names_its_generation_never_counts_twice() {
+    let views = family("views").partitions(1).remember_requests(secs(60));
+    let (pair, views) = Pair::of(views).await;
     let client = Client::new(&pair, views.family()).await;
-    let epoch = views.request_epoch("order-17", "page").await.unwrap();
-    let once = async || views.add_once_since(&epoch, "order-17", "page", 1).await;
+    let generation = views.request_epoch("order-17", "page").await.unwrap();
+    let once = async || {
+        views
+            .add_once_since(&generation, "order-17", "page", 1)
+            .await
+    };
     assert_eq!(once().await.unwrap(), Outcome::Counted(1));
     assert_eq!(once().await.unwrap(), CountedBefore(1));
     client.pass_epochs(1).await;
@@ -107,7 +121,7 @@ async fn a_request_that_names_its_epoch_never_counts_twice() {
     let error = once().await.unwrap_err();
     assert!(error.outcome_unknown(), "{error}");
     assert_eq!(views.value("page").await, 1);
-    // without the epoch, it is a new request
+    // without the generation, it is a new request
     assert_eq!(
         views.add_once("order-17", "page", 1).await.unwrap(),
         Outcome::Counted(2)

@@ -9,6 +9,7 @@ use crate::vectors::{Run, equal, value};
 use crate::support::*;
 
 const FENCE: &str = "calls calls_before";
+const HOME: &str = "calls calls_before requests requests_before";
 const EPOCH: &str = "e2";
 
 /// Returns the keys of these kinds, which single spaces separate.
@@ -130,13 +131,9 @@ async fn a_full_redis_begins_no_epoch_and_takes_no_settings() {
     let settings = ["salt", "900", "buffered", "1", "", "{}", "max_pending", "9"];
     let asked = ["buffered", "1", "", "900"];
     run.configure("900");
-    let epoch = run.strings("family_epoch", &keys(FENCE), &asked);
+    let epoch = run.strings("family_epoch", &keys(HOME), &asked);
     run.limit("1");
-    run.check_refused(
-        "family_epoch",
-        &keys(FENCE),
-        &["buffered", "1", "", "60900"],
-    );
+    run.check_refused("family_epoch", &keys(HOME), &["buffered", "1", "", "60900"]);
     for other in ["cf1:{shop/views/0}:meta", "cf1:{shop/views/1}:meta"] {
         run.check_refused(
             "family_configure",
@@ -144,7 +141,7 @@ async fn a_full_redis_begins_no_epoch_and_takes_no_settings() {
             &settings,
         );
     }
-    let again = run.strings("family_epoch", &keys(FENCE), &asked);
+    let again = run.strings("family_epoch", &keys(HOME), &asked);
     equal("epoch", &again, &epoch).unwrap();
     run.limit("0");
 }
@@ -157,7 +154,7 @@ async fn a_full_redis_accepts_no_changes() {
     let (seed, get) = (keys("calls base"), keys("base buffer batch"));
     fn change<'a>(caller: &'a str, n: &'a str, pairs: &[&'a str]) -> Vec<&'a str> {
         let count = ["0", "1", "2", "3"][pairs.len() / 2];
-        [&[caller, n, EPOCH, "1000", count], pairs].concat()
+        [&[caller, n, EPOCH, "1000", "0", count], pairs].concat()
     }
     run.begin_epoch();
     let missed = run.strings(
@@ -208,11 +205,11 @@ async fn without_now_ms_the_servers_clock_counts() {
     let (_server, mut run) = Run::new().await;
     let from = run.clock();
     run.configure("");
-    run.strings("family_epoch", &keys(FENCE), &["buffered", "1", "", ""]);
+    run.strings("family_epoch", &keys(HOME), &["buffered", "1", "", ""]);
     run.strings(
         "buffered_add",
         &fenced("buffer meta"),
-        &["", "0", "", "", "1", "1", "a", "1"],
+        &["", "0", "", "", "0", "1", "1", "a", "1"],
     );
     let id = run.rotate("");
     let to = run.clock();
@@ -238,11 +235,11 @@ async fn without_now_ms_the_servers_clock_counts() {
 async fn no_name_is_created_twice() {
     let (_server, mut run) = Run::new().await;
     let mut names = BTreeSet::new();
-    let add = ["", "", "", "", "1", "1", "a", "1"];
+    let add = ["", "", "", "", "0", "1", "1", "a", "1"];
     for _ in 0..100 {
         let () = run.get(&["FLUSHDB"]);
         run.configure("");
-        let epoch = run.strings("family_epoch", &keys(FENCE), &["", "", "", ""]);
+        let epoch = run.strings("family_epoch", &keys(HOME), &["", "", "", ""]);
         run.strings("buffered_add", &fenced("buffer meta"), &add);
         let [incarnation, _, nonce] = run.rotate("");
         run.strings("buffered_add", &fenced("other unconfigured"), &add);

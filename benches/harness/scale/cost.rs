@@ -193,7 +193,7 @@ async fn add(pending: &Pending, partitions: usize, ids: usize, calls: u64) -> f6
     for name in names(IDS) {
         names_of[family.partition_of(&name) as usize].push(name);
     }
-    let epoch = of_family[0].epochs(family, "").await.unwrap();
+    let epoch = of_family[0].epoch(family, "").await.unwrap();
     let (epoch, home) = (epoch.unwrap().now, of_family[0].keys());
     let caller = format!("{partitions:08x}{ids:08x}-0");
     let before = redis_cpu(&mut pending.probe.clone()).await;
@@ -216,7 +216,7 @@ async fn add(pending: &Pending, partitions: usize, ids: usize, calls: u64) -> f6
             n,
             epoch: &epoch,
         };
-        let counted = Partition::add_to(family, fence, &parts).await.unwrap();
+        let counted = Partition::add_to(family, fence, &parts, &[]).await.unwrap();
         assert!(
             matches!(
                 counted,

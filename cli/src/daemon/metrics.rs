@@ -182,6 +182,11 @@ fn set_family_gauges(pair: &PairView, now: u64) {
                 family.pending as f64,
             ),
             (
+                "counterfoil_remembered_requests",
+                "requests (add_once, incr_once) that Redis remembers",
+                family.requests.unwrap_or(0) as f64,
+            ),
+            (
                 "counterfoil_open_rejects",
                 "rejects neither applied nor discarded",
                 family.rejects as f64,

@@ -1,10 +1,13 @@
 -- family_epoch, revision 1
--- Returns the epoch that counting calls name, and begins a new one at most once a minute.
+-- Returns the epoch that counting calls name, and the generation of requests; begins new ones.
 --
 -- KEYS
 --   1 calls         hash      of the caller's home partition: caller -> "N ...", its last call in
 --                             this epoch; =now, =before, =began_at; what family_configure wrote
 --   2 calls_before  hash      the same of the epoch before
+--   3 requests      hash      "LENGTH:REQUEST:ID" -> what a pair with this request got; =now,
+--                             =before, =began_at, =tag
+--   4 requests_before  hash  the same of the generation before
 -- ARGV
 --   1 kind          word      what the caller is configured for: buffered, cached, series,
 --                             activity, visitors; "" for any
@@ -12,9 +15,9 @@
 --   3 database      string    id of the database that the caller counts for; "" for any
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
---   {"OK", epoch, before, kind, partitions, description}  valid for a minute at least; ask again
---                             after 30 s. A call that names the epoch before is looked up in both
---                             memories; it is the same one where there was none. The rest is as
+--   {"OK", epoch, generation, kind, partitions, description}  the epoch is valid for a minute at
+--                             least, ask again after 30 s; a request names the generation from its
+--                             first send on, "" for a kind without requests; the rest is as
 --                             family_configure wrote it
 --   {"MISMATCH", kind, partitions, database}  the family is another one than the caller is
 --                             configured for, or belongs to another database; nothing done
@@ -29,12 +32,13 @@
 local kinds = { 'buffered', 'cached', 'series', 'activity', 'visitors', '' }
 local is_kind = {}
 for _, one in ipairs(kinds) do is_kind[one] = true end
-local calls, calls_before = KEYS[1], KEYS[2]
+local calls, calls_before, requests, requests_before = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local form = '^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/(%d+)}:)calls$'
 local tag, namespace, family, partition = (calls or ''):match(form)
-if not tag or #namespace > 64 or #family > 64 or partition:find('^0%d') or #KEYS ~= 2
-  or calls_before ~= tag .. 'calls_before' then
-  return redis.error_reply('BADKEY expected calls and calls_before of one '
+if not tag or #namespace > 64 or #family > 64 or partition:find('^0%d') or #KEYS ~= 4
+  or calls_before ~= tag .. 'calls_before' or requests ~= tag .. 'requests'
+  or requests_before ~= tag .. 'requests_before' then
+  return redis.error_reply('BADKEY expected calls, calls_before, requests, requests_before of one '
     .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:, names of [a-z0-9_.-]{1,64}, a number '
     .. 'without leading zeros')
 end
@@ -47,7 +51,7 @@ end
 local fields = { '=now', '=before', '=began_at', '=kind', '=partitions', '=description',
   '=database', '=settings' }
 local state = redis.call('HMGET', calls, unpack(fields))
-local now, before, began_at, kind, right = unpack(state, 1, 5)
+local now, began_at, kind, right = state[1], state[3], state[4], state[5]
 local description, database, settings = state[6], state[7] or '', state[8] or ''
 if not kind then return { 'UNCONFIGURED' } end
 local fits = (ARGV[1] == '' or ARGV[1] == kind) and (ARGV[2] == '' or partitions == tonumber(right))
@@ -57,27 +61,51 @@ if not fits or tonumber(partition) >= tonumber(right) then return mismatch end
 if is_foreign then return mismatch end -- guard: Database
 local time = redis.call('TIME')
 local now_ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local age = now and now_ms - began_at
--- a clock that stepped back must not hold an epoch for ever
-if age and age >= 0 and age < 60000 then
-  return { 'OK', now, before or now, kind, right, description }
+
+-- the server makes names, so that one that was forgotten cannot be issued again
+local function name_after(last)
+  local seed = { ARGV[4], time[1], time[2], last }
+  return redis.sha1hex(table.concat(seed, ' ', ARGV[4] == '' and 2 or 4) .. now_ms):sub(1, 16)
+end
+local began = string.format('%.0f', now_ms)
+
+-- first, since a crash may keep a part of these writes: a name is forgotten before its memory
+local function age_memory(memory, memory_before, name)
+  redis.call('HSET', memory, '=before', name)
+  redis.call('UNLINK', memory_before)
+  redis.call('RENAME', memory, memory_before)
 end
 
--- the server makes the name, so that one that was forgotten cannot be issued again
-local seed = { ARGV[4], time[1], time[2], now or '' }
-local name = redis.sha1hex(table.concat(seed, ' ', ARGV[4] == '' and 2 or 4) .. now_ms):sub(1, 16)
-local began = string.format('%.0f', now_ms)
-local values = { '=now', name, '=before', now or name, '=began_at', began, '=kind', kind,
-  '=partitions', right, '=database', database, '=description', description, '=settings', settings }
-for setting in settings:gmatch('%S+') do
-  values[#values + 1] = '=' .. setting
-  values[#values + 1] = redis.call('HGET', calls, '=' .. setting) or ''
+local generation, remember_ms = '', redis.call('HGET', calls, '=remember_requests')
+if remember_ms then
+  local known, known_at = unpack(redis.call('HMGET', requests, '=now', '=began_at'))
+  local age = known and now_ms - known_at
+  generation = known or ''
+  -- a clock that stepped back must not end it early
+  if age and age < 0 then redis.call('HSET', requests, '=began_at', began) end
+  if not age or age >= tonumber(remember_ms) then
+    generation = name_after('request ' .. generation)
+    if known then age_memory(requests, requests_before, known) end
+    -- lua/README.md, "Small hashes"
+    redis.call('HSET', requests, '=now', generation, '=began_at', began, '', (' '):rep(256))
+    if known then redis.call('HSET', requests, '=before', known) end
+    redis.call('HDEL', requests, '')
+  end
 end
-if now then
-  -- first, since a crash may keep a part of these writes: an epoch is forgotten before its callers
-  redis.call('HSET', calls, '=before', now)
-  redis.call('UNLINK', calls_before)
-  redis.call('RENAME', calls, calls_before)
+
+local age = now and now_ms - began_at
+-- a clock that stepped back must not hold an epoch for ever
+if not age or age < 0 or age >= 60000 then
+  local name = name_after(now or '')
+  local values = { '=now', name, '=before', now or name, '=began_at', began, '=kind', kind,
+    '=partitions', right, '=database', database, '=description', description,
+    '=settings', settings }
+  for setting in settings:gmatch('%S+') do
+    values[#values + 1] = '=' .. setting
+    values[#values + 1] = redis.call('HGET', calls, '=' .. setting) or ''
+  end
+  if now then age_memory(calls, calls_before, now) end
+  redis.call('HSET', calls, unpack(values))
+  now = name
 end
-redis.call('HSET', calls, unpack(values))
-return { 'OK', name, now or name, kind, right, description }
+return { 'OK', now, generation, kind, right, description }

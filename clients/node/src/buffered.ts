@@ -1,5 +1,5 @@
 import type { Call } from './call.js';
-import { type Family, type Item, Queue, type Work } from './family.js';
+import { type Family, type Item, Queue, requestsOf, setWords } from './family.js';
 import { Later, type LaterOptions, type Pair } from './later.js';
 import type { Daemons } from './value.js';
 import { type CounterfoilError, type Integer, NotCounted, checkId, checkInteger, integerOf, memo, repeated } from './values.js';
@@ -39,24 +39,25 @@ export class Buffered extends Later {
    * Returns the epoch to store with a job before its first run, and to pass to `addOnce` in each run.
    * @param request names the work: 1 to 64 bytes
    */
-  async requestEpoch(request: string, id: string): Promise<string> {
-    const { partition } = await this.requestPartition(request, id);
-    return (await this.family.ask(this.family.home(partition))).current;
-  }
+  async requestEpoch(request: string, id: string): Promise<string> { return this.family.requestEpoch(request, id); }
 
   /**
-   * Adds once for this request, however many processes call it.
-   * @param epoch what `requestEpoch` returned before the first run; by default the current one
+   * Adds once for this request, however many processes call it. Redis remembers a request for an hour, or as long as the
+   * family's `remember_requests`.
+   * @param epoch what `requestEpoch` returned before the first run: then it never counts twice. By default the current one
    * @returns true if it was counted now, false if it was counted before
    */
   async addOnce(request: string, id: string, delta: Integer = 1, epoch?: string): Promise<boolean> {
+    checkId(request, 64);
+    checkId(id);
     checkInteger(delta);
-    const hit: Hit = { ...(await this.requestPartition(request, id)), id, delta };
-    const name = `request:${Buffer.byteLength(request)}:${request}:${id}`;
-    const work = { name, epoch: epoch ?? (await this.requestEpoch(request, id)) };
-    const isNew = await this.count(hit.partition, [hit], work);
-    integerOf(id, hit.word);
-    return isNew;
+    const known = this.family.known ?? (await this.family.describe());
+    const partition = this.family.partition(id, known, request);
+    const hit: Hit = { partition, of: known.partitions, id, delta, request: { name: request, epoch } };
+    const word = await this.queue.push(this.family, this.family.home(partition), hit);
+    const before = /^BEFORE:(.*)$/.exec(String(word));
+    integerOf(id, before ? before[1] : word);
+    return !before;
   }
 
   /** Returns the exact value: what MySQL has, and what is pending. */
@@ -65,29 +66,26 @@ export class Buffered extends Later {
   /** Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them. */
   async values(ids: Iterable<string>): Promise<Integer[]> { return this.daemons.values(this.family, ids); }
 
-  private async requestPartition(request: string, id: string): Promise<{ partition: number; of: number }> {
-    checkId(request, 64);
-    checkId(id);
-    const epoch = await this.family.describe();
-    return { partition: this.family.partition(id, epoch, request), of: epoch.partitions };
-  }
-
-  /** Counts hits in one call, and returns whether they were not counted before. */
-  private async count(partition: number, hits: Hit[], work?: Work): Promise<boolean> {
+  /** Counts hits in one call. */
+  private async count(home: number, hits: Hit[]): Promise<void> {
     const groups = new Map<number, Hit[]>();
     for (const hit of hits) memo(groups, hit.partition, () => [] as Hit[]).push(hit);
-    const { status, words } = await this.family.count('buffered_add', partition, hits[0]!.of, () => this.call(groups), work);
-    const results = status === 'DUP' ? repeated(hits.length, words[0]) : words;
-    let next = 0;
-    for (const group of groups.values()) {
-      if (status === 'OK') next += 1; // the partition's total
-      for (const hit of group) hit.word = results[next++];
+    const sorted = [...groups.values()].flat();
+    const work = requestsOf(sorted);
+    const build = () => this.call(groups, work.length);
+    const { status, words } = await this.family.count('buffered_add', home, hits[0]!.of, build, work);
+    if (status === 'OK') { // without the total of each partition
+      let next = 0;
+      for (const group of groups.values()) {
+        words.splice(next, 1);
+        next += group.length;
+      }
     }
-    return status === 'OK';
+    setWords(this.family, home, sorted, status === 'DUP' ? repeated(sorted.length, words[0]) : words);
   }
 
-  private call(groups: Map<number, Hit[]>): Call {
-    const call: Call = { keys: [], args: [] };
+  private call(groups: Map<number, Hit[]>, requests: number): Call {
+    const call: Call = { keys: [], args: [requests] };
     for (const [partition, group] of groups) {
       call.keys.push(...memo(this.keys, partition, () => this.family.keys(partition, 'buffer', 'meta')));
       call.args.push(weight(group), group.length);

@@ -1,4 +1,4 @@
-import { type Family, type Item, Queue } from './family.js';
+import { type Family, type Item, Queue, requestsOf, setWords } from './family.js';
 import type { Daemons } from './value.js';
 import { CounterfoilError, type Integer, NotCounted } from './values.js';
 import { checkId, checkInteger, integer, integerOf, memo, uniqueName } from './values.js';
@@ -34,6 +34,21 @@ export class Cached {
     return this.seeded(id, (partition, of) => this.queue.push(this.family, partition, { id, of, change: String(delta) }));
   }
 
+  /**
+   * Changes the counter by `delta` once for this request, however many processes call it, and returns the value that it had
+   * then. A refusal by the bounds stays, too.
+   * @param epoch as in `Buffered.addOnce`
+   */
+  async incrOnce(request: string, id: string, delta: Integer = 1, epoch?: string): Promise<Integer> {
+    checkId(request, 64);
+    checkInteger(delta);
+    const change = { id, change: String(delta), request: { name: request, epoch } };
+    return this.seeded(id, (partition, of) => this.queue.push(this.family, partition, { ...change, of }));
+  }
+
+  /** Returns the epoch to store with a job before its first run, and to pass to `incrOnce` in each run. */
+  async requestEpoch(request: string, id: string): Promise<string> { return this.family.requestEpoch(request, id); }
+
   /** Sets the counter, within its bounds, and returns the new value. */
   async set(id: string, value: Integer): Promise<Integer> {
     checkInteger(value);
@@ -63,7 +78,8 @@ export class Cached {
     const epoch = await this.family.describe();
     const partition = this.family.partition(id, epoch);
     for (let seeds = 0; ; seeds += 1) {
-      const [word = '', ...rest] = String(await call(partition, epoch.partitions)).split(':');
+      const words = String(await call(partition, epoch.partitions)).replace(/^BEFORE:/, '');
+      const [word = '', ...rest] = words.split(':');
       if (word === 'RANGE') throw new NotCounted(word, `${id} is ${rest[0]}`, undefined, false, integer(rest[0]!));
       if (word !== 'MISS' || seeds === SEEDS) return integerOf(id, word)!;
       // callers that missed it with the same ticket share one read of its row
@@ -87,11 +103,11 @@ export class Cached {
 
   private async count(partition: number, changes: Change[]): Promise<void> {
     const pairs = changes.flatMap(({ id, change }) => [id, change]);
+    const work = requestsOf(changes);
     const { status, words } = await this.family.count('cached_incr', partition, changes[0]!.of, () => ({
       keys: this.family.keys(partition, 'base', 'buffer', 'batch', 'meta'),
-      args: [changes.length, ...pairs],
-    }));
-    const results = status === 'DUP' ? String(words[0]).split(' ') : words;
-    changes.forEach((change, i) => (change.word = results[i]));
+      args: [work.length, changes.length, ...pairs],
+    }), work);
+    setWords(this.family, this.family.home(partition), changes, status === 'DUP' ? String(words[0]).split(' ') : words);
   }
 }

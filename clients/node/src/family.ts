@@ -2,8 +2,9 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { crc32 } from 'node:zlib';
 import type { Call, Reply, Sender } from './call.js';
 import { MAX_N, MAX_STEP, NO_CALENDAR, type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown } from './values.js';
-import { memo, randomStep, uniqueName } from './values.js';
+import { checkId, memo, randomStep, uniqueName } from './values.js';
 
+const REQUESTS = ['requests', 'requests_before'];
 const FRESH_MS = 30_000;
 const HINT =
   'no daemon has configured it in this Redis: start the daemon, or declare the family in its counterfoil.toml; or its name, ' +
@@ -27,11 +28,11 @@ export type Settings = Record<string, any>;
 
 /** What `family_epoch` returned for a home, and the home's keys. */
 type Epoch = {
-  current: string; before: string; partitions: number; settings: Settings; ids: RegExp; fence: string[]; askedAt: number;
+  current: string; generation: string; partitions: number; settings: Settings; ids: RegExp; fence: string[]; askedAt: number;
 };
 
-/** Work that may be run again: a caller's name for it, and the epoch before its first run. */
-export type Work = { name: string; epoch: string };
+/** Work that may be run again: the number of its item in a call, its name, and the generation before its first run, if one is stored. */
+export type Work = { item: number; name: string; epoch: string | undefined };
 
 /** Returns a call without its caller. */
 type Build = (settings: Settings) => Call;
@@ -70,39 +71,37 @@ export class Family {
 
   /** Makes a call that may be executed any number of times, and returns the words after `OK`. */
   async read(script: string, build: Build): Promise<unknown[]> {
-    return (await this.count(script, 0, undefined, build, undefined, false)).words;
+    return (await this.count(script, 0, undefined, build, [], false)).words;
   }
 
   /**
    * Makes a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`, one of as many
    * as `of`. One that does not `count` has no caller, and may be executed any number of times.
    */
-  async count(script: string, partition: number, of: number | undefined, build: Build, work?: Work, counts = true): Promise<Reply> {
+  async count(script: string, partition: number, of: number | undefined, build: Build, work: Work[] = [], counts = true): Promise<Reply> {
     const { callers, redis } = this.sender;
     const home = this.home(partition);
     const deadline = this.deadline();
-    const known = this.epochs.get(home);
-    if (work && work.epoch !== known?.current && work.epoch !== known?.before) this.epochs.delete(home); // it may be newer
     for (let attempt = 1, lost = false; ; attempt += 1) {
-      const { current, before, partitions, settings, fence } = await this.epoch(home, deadline, lost);
-      if (work && work.epoch !== current && work.epoch !== before) throw new OutcomeUnknown('EXPIRED', CAUSES.EXPIRED!);
+      const { current, generation, partitions, settings, fence } = await this.epoch(home, deadline, lost);
       if (counts && partitions !== of) { // the reconciler may not drain the one that was chosen
         throw new (lost ? OutcomeUnknown : Misconfigured)('MISMATCH', `${this.name} has ${partitions} partitions now, not ${of}`);
       }
-      const caller = (!work && callers.pop()) || { name: work?.name ?? uniqueName(), n: 0 };
+      const caller = callers.pop() ?? { name: uniqueName(), n: 0 };
       const call = build(settings);
       if (counts) {
-        caller.n += work ? 1 : randomStep();
-        call.keys = [...fence, ...call.keys];
-        call.args = [caller.name, caller.n, work ? before : current, '', ...call.args];
+        caller.n += randomStep();
+        call.keys = [...fence, ...call.keys, ...(work.length > 0 ? this.keys(home, ...REQUESTS) : [])];
+        const requests = work.flatMap(({ item, name, epoch }) => [item, name, epoch ?? generation]);
+        call.args = [caller.name, caller.n, current, '', ...call.args, ...requests];
       }
       const reply = await this.sender.send(script, call, counts, deadline, lost);
       const { status, isRepeat } = reply;
       lost = isRepeat;
-      if (!work && status !== 'PASSED' && caller.n <= MAX_N - MAX_STEP) callers.push(caller);
+      if (status !== 'PASSED' && caller.n <= MAX_N - MAX_STEP) callers.push(caller);
       if (status === 'OK' || status === 'DUP') return reply;
       if (status === 'EXPIRED' || status === 'MISMATCH') this.epochs.delete(home);
-      const isEnded = status === 'EXPIRED' && (work || (redis.closeOwn && !isRepeat));
+      const isEnded = status === 'EXPIRED' && redis.closeOwn && !isRepeat;
       const isHarmless = isEnded || (status === 'MISMATCH' && !isRepeat);
       if (!isHarmless || attempt === ATTEMPTS) throw new OutcomeUnknown(status, CAUSES[status] ?? 'an unexpected reply');
     }
@@ -122,6 +121,16 @@ export class Family {
     }
   }
 
+  /** Forgets the epoch of a home: Redis has another generation of requests. */
+  forget(home: number): void { this.epochs.delete(home); }
+
+  /** Returns the generation of requests. A job that runs later needs the one that Redis has now. */
+  async requestEpoch(request: string, id: string): Promise<string> {
+    checkId(request, 64);
+    checkId(id);
+    return (await this.ask(this.home(this.partition(id, await this.describe(), request)))).generation;
+  }
+
   /** Returns an epoch of this home that was asked for within 30 s. `lost`: a call may have been executed before. */
   epoch(home: number, deadline = this.deadline(), lost = false): Epoch | Promise<Epoch> {
     const epoch = this.epochs.get(home);
@@ -137,15 +146,15 @@ export class Family {
     const fence = this.keys(home, 'calls', 'calls_before');
     for (const until = Math.min(performance.now() + CONFIGURED_WITHIN_MS, deadline); ; await sleep(50)) {
       const askedAt = performance.now();
-      const call: Call = { keys: fence, args: [this.kind, this.known?.partitions ?? '', '', ''] };
+      const call: Call = { keys: [...fence, ...this.keys(home, ...REQUESTS)], args: [this.kind, this.known?.partitions ?? '', '', ''] };
       const { status, words } = await this.sender.send('family_epoch', call, false, deadline).catch((cause) => {
         throw cause.temporary ? new NotCounted('no epoch', cause.message, cause, true) : cause; // not sent
       });
       if (status === 'OK') {
-        const [current = '', before = '', , partitions, description = '{}'] = words.map(String);
+        const [current = '', generation = '', , partitions, description = '{}'] = words.map(String);
         const settings: Settings = JSON.parse(description);
         const ids = new RegExp(`^(?:${settings.ids})$`, 'u');
-        this.known = { current, before, partitions: Number(partitions), settings, ids, fence, askedAt };
+        this.known = { current, generation, partitions: Number(partitions), settings, ids, fence, askedAt };
         this.epochs.set(home, this.known);
         return this.known;
       }
@@ -171,8 +180,21 @@ export class Family {
   }
 }
 
-/** An item to count in one of `of` partitions, and the word that a script returned for it. */
-export type Item = { of: number; word?: unknown };
+/** An item to count in one of `of` partitions, perhaps for a request, and the word that a script returned for it. */
+export type Item = { of: number; request?: Request; word?: unknown };
+
+/** The name of a request, and the generation that is stored with it. */
+export type Request = { name: string; epoch: string | undefined };
+
+/** Returns the requests of items, which are in the order of the call. */
+export const requestsOf = (items: Item[]): Work[] =>
+  items.flatMap(({ request }, i) => (request ? [{ item: i + 1, ...request }] : []));
+
+/** Sets the words of items. After EXPIRED the next request asks Redis for its generation. */
+export function setWords(family: Family, home: number, items: Item[], words: unknown[]): void {
+  items.forEach((item, i) => (item.word = words[i]));
+  if (words.includes('EXPIRED')) family.forget(home);
+}
 
 /** Counts items in one call, and sets the word of each. */
 type Count<Some> = (key: number, items: Some[]) => Promise<unknown>;

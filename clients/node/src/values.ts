@@ -42,13 +42,14 @@ export const NO_CALENDAR = 'NOCALENDAR';
 export function integerOf(id: string, word: unknown): Integer | null {
   if (typeof word === 'number' || word === null) return word;
   if (/^-?\d+$/.test(String(word))) return integer(word as string);
+  if (word === 'EXPIRED') throw new OutcomeUnknown(word, 'Redis may have forgotten the request');
   throw new NotCounted(String(word), `${id} was not counted`, undefined, word === NO_CALENDAR);
 }
 
-/** Returns the words after `DUP`: null for what was counted before. `refused` are the others, `3:FULL 7:RANGE`. */
+/** Returns the words after `DUP`: null for what the call has counted. `refused` are the others, `3:FULL 7:RANGE`. */
 export function repeated(count: number, refused: unknown): (string | null)[] {
   const words = Array<string | null>(count).fill(null);
-  for (const [, pair, word] of String(refused).matchAll(/(\d+):(\w+)/g)) words[Number(pair) - 1] = word!;
+  for (const [, pair, word] of String(refused).matchAll(/(\d+):([A-Z]\S*)/g)) words[Number(pair) - 1] = word!;
   return words;
 }
 

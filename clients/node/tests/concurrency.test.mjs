@@ -122,10 +122,29 @@ test('addOnce counts once, in any process, and not after its epoch', async (t) =
   }
 });
 
+test('incrOnce returns the same value in any process', async (t) => {
+  const votes = new Counterfoil(await clientOf(t, 'ioredis'), namespace).cached('votes', { readRow: () => 5 });
+  const [job, id] = [unique('job'), unique('item')];
+  const epoch = await votes.requestEpoch(job, id);
+  assert.equal(await votes.incrOnce(job, id, 2, epoch), 7);
+  assert.equal(await votes.incr(id), 8);
+  const again = new Counterfoil(await clientOf(t, 'redis'), namespace).cached('votes', { readRow: () => 5 });
+  assert.deepEqual(await Promise.all([again.incrOnce(job, id, 2), votes.incrOnce(job, id, 2, epoch)]), [7, 7]);
+});
+
+test('a request that Redis may have forgotten is not counted, and the next one is', async (t) => {
+  const views = new Counterfoil(await clientOf(t, 'ioredis'), namespace).buffered('views');
+  assert.equal(await views.addOnce(unique('job'), unique('page')), true);
+  await command('HDEL', `cf1:{${namespace}/views/0}:requests`, '=now', '=before', '=began_at'); // as after a reset
+  const [job, id] = [unique('job'), unique('page')];
+  await assert.rejects(views.addOnce(job, id), { name: 'OutcomeUnknown', reason: 'EXPIRED' });
+  assert.equal(await views.addOnce(job, id), true);
+});
+
 test('requestEpoch asks Redis afresh', async (t) => {
   const views = new Counterfoil(await clientOf(t, 'ioredis'), namespace).buffered('views');
   const epoch = await views.requestEpoch('job', 'page');
-  await command('HSET', `cf1:{${namespace}/views/0}:calls`, '=began_at', 0); // as a minute later
+  await command('HSET', `cf1:{${namespace}/views/0}:requests`, '=began_at', 0); // as an hour later
   assert.notEqual(await views.requestEpoch('job', 'page'), epoch);
 });
 
@@ -309,7 +328,8 @@ test('a process that is stopped for a while goes on with a valid epoch', async (
   // what a pause of minutes does to it: its epoch is one that Redis no longer knows
   for (let i = 0; i < 3; i += 1) {
     await command('HSET', `cf1:{${namespace}/views/0}:calls`, '=began_at', 0);
-    await command('EVAL', await source('family_epoch'), 2, `cf1:{${namespace}/views/0}:calls`, `cf1:{${namespace}/views/0}:calls_before`, '', '', '', '');
+    const keys = ['calls', 'calls_before', 'requests', 'requests_before'].map((name) => `cf1:{${namespace}/views/0}:${name}`);
+    await command('EVAL', await source('family_epoch'), 4, ...keys, '', '', '', '');
   }
   child.kill('SIGCONT');
   assert.equal(await exited, 0);

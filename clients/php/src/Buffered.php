@@ -29,7 +29,7 @@ final class Buffered extends StoredFamily {
      */
     public function add(string|int $id, int|float $delta = 1): ?int {
         [$id, $delta] = [$this->checkRow($id), self::checkDelta($delta)];
-        $args = [1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
+        $args = [0, 1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
         $hash = $this->hashOf($id, $this->ask()['settings']);
         return self::pendingOf($this->count($this->call('buffered_add', $hash, ['buffer', 'meta'], $args)));
     }
@@ -63,34 +63,27 @@ final class Buffered extends StoredFamily {
     }
 
     /**
-     * Counts once for a request, however often and wherever it is run again.
+     * Counts once for a request, however often and wherever it is run again. Redis remembers a request for an hour, or as
+     * long as the family's `remember_requests`.
      *
      * @param string $request names the request: 1 to 64 bytes
-     * @param ?string $epoch what `requestEpoch` returned, stored with the job before the first send; without it Redis is
-     *     asked for one
+     * @param ?string $epoch what `requestEpoch` returned, stored with the job before the first send: then it never counts
+     *     twice. By default the current one
      * @return bool false if it was counted before
      * @throws CounterfoilException
      */
     public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
         [$id, $delta] = [$this->checkRow($id), self::checkDelta($delta)];
-        $epoch ??= $this->requestEpoch($request, $id);
         $hash = $this->hashOfRequest($request, $id);
-        $call = $this->call('buffered_add', $hash, ['buffer', 'meta'], [1, 1, $id, $delta]);
-        $knows = fn(array $known): bool => $epoch === $known['epoch'] || $epoch === $known['before'];
-        do {
-            try {
-                $known = $this->ask($call->partition, $call->of);
-                if (!$knows($known)) $known = $this->ask($call->partition, $call->of, isFresh: true);  // it may be newer
-            } catch (CounterfoilException $error) {
-                throw $call->isUnsure ? $error->withClass(OutcomeUnknown::class) : $error;
-            }
-            if (!$knows($known)) throw self::forgotten();
-            $call->fence = ['request:' . strlen($request) . ":$request:$id", 1, $known['before'], ''];
-            $reply = $this->session->send($call);
-            if ($reply[0] === 'EXPIRED') $this->forgetEpoch($call->partition);
-        } while ($reply[0] === 'EXPIRED');
-        self::pendingOf($reply);
-        return $reply[0] === 'OK';
+        $args = [1, 1, 2, $id, $delta, $id, 0];  // one request, see Family::count
+        $call = $this->call('buffered_add', $hash, ['buffer', 'meta'], $args, [$request, $epoch]);
+        $reply = $this->count($call);
+        $isDup = $reply[0] === 'DUP';
+        if ($isDup) preg_match('/(?:^| )1:(\S+)/', $reply[1], $word);
+        $word = $this->known($isDup ? $word[1] ?? null : $reply[2], $call->partition);
+        $isBefore = is_string($word) && str_starts_with($word, 'BEFORE:');
+        if ($word !== null) self::number($isBefore ? substr($word, 7) : $word);
+        return !$isBefore;
     }
 
     /**
@@ -100,7 +93,7 @@ final class Buffered extends StoredFamily {
      */
     public function requestEpoch(string $request, string|int $id): string {
         $partition = $this->partitionOf($this->hashOfRequest($request, $this->checkRow($id)));
-        return $this->ask($partition, isFresh: true)['epoch'];
+        return $this->ask($partition, isFresh: true)['generation'];
     }
 
     /**
@@ -289,7 +282,7 @@ final class Buffered extends StoredFamily {
 
     /** @param list<array{int, int|string, string, int}> $chunk partition, key, id and delta, by partition */
     private function callOf(array $chunk, int $of): Call {
-        $items = $hits = $pairs = $args = [];
+        $items = $hits = $pairs = [];
         foreach ($chunk as $i => [$partition, $key, $id, $delta]) {
             // sums stand for several hits: how many only decides when a sync is due
             $hits[$partition] = min(1000, ($hits[$partition] ?? 0) + max(1, abs($delta)));
@@ -298,7 +291,7 @@ final class Buffered extends StoredFamily {
             $items[$key] = [$id, $delta, $i + 1, count($pairs)];
         }
         array_push($pairs[$partition], $id, 0);  // see Family::count
-        $keys = $this->fence($partition);
+        [$keys, $args] = [$this->fence($partition), [0]];
         foreach ($pairs as $partition => $words) {
             array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));
             array_push($args, $hits[$partition], count($words) / 2, ...$words);

@@ -22,6 +22,29 @@ final class Cached extends StoredFamily {
     }
 
     /**
+     * Changes the counter once for a request, however often and wherever it is run again, and returns the value that it had
+     * then. A refusal by the bounds stays, too.
+     *
+     * @param string $request names the request: 1 to 64 bytes
+     * @param ?string $epoch as in `Buffered::addOnce`
+     * @throws CounterfoilException like incr
+     */
+    public function incrOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): int {
+        self::checkId($request, 64, isText: false);
+        return $this->change($id, (string) self::checkDelta($delta), [$request, $epoch]);
+    }
+
+    /**
+     * Returns the epoch to be stored with a job before `incrOnce` is called for the first time.
+     *
+     * @throws CounterfoilException
+     */
+    public function requestEpoch(string $request, string|int $id): string {
+        self::checkId($request, 64, isText: false);
+        return $this->ask($this->partitionOf(crc32(self::checkId($id))), isFresh: true)['generation'];
+    }
+
+    /**
      * Sets the counter, and returns its new value.
      *
      * @throws CounterfoilException like incr
@@ -66,12 +89,13 @@ final class Cached extends StoredFamily {
         return $this->exactValues(self::checkIds($ids));
     }
 
-    private function change(string|int $id, string $change): int {
+    private function change(string|int $id, string $change, ?array $request = null): int {
         $id = $this->checkRow($id);
-        return $this->seeded($id, function () use ($id, $change): string {
-            $args = [2, $id, $change, '', 0];  // see Family::count
-            $call = $this->call('cached_incr', crc32($id), ['base', 'buffer', 'batch', 'meta'], $args);
-            return explode(' ', (string) $this->count($call)[1])[0];
+        return $this->seeded($id, function () use ($id, $change, $request): string {
+            $args = [$request === null ? 0 : 1, 2, $id, $change, '', 0];  // see Family::count
+            $call = $this->call('cached_incr', crc32($id), ['base', 'buffer', 'batch', 'meta'], $args, $request);
+            $word = explode(' ', (string) $this->count($call)[1])[0];
+            return preg_replace('/^BEFORE:/', '', $this->known($word, $call->partition));
         });
     }
 

@@ -214,14 +214,23 @@ return [
         fails(OutcomeUnknown::class, 'EXPIRED', fn() => $given->add($id));
         same(4, $given->add($id));
     },
-    'a request without a stored epoch begins with a fresh one' => function () {
+    'a request outlives its epoch, and not its generation' => function () {
         $views = (new Counterfoil(redis(), NS))->buffered('views');
         $views->add($id = id());
         $epoch = $views->requestEpoch('stored', $id);
         forget('views');
-        same([true, false], [$views->addOnce('fresh', $id), $views->addOnce('fresh', $id)]);
-        fails(OutcomeUnknown::class, 'EXPIRED', fn() => $views->addOnce('stored', $id, 1, $epoch));
-        same(3, $views->add($id));
+        same([true, false], [$views->addOnce('fresh', $id), $views->addOnce('fresh', $id, 1, $epoch)]);
+        redis()->hDel('cf1:{' . NS . '/views/0}:requests', '=now', '=before', '=began_at');  // as after a reset
+        foreach ([$epoch, null] as $stored) {
+            fails(OutcomeUnknown::class, 'EXPIRED', fn() => $views->addOnce('stored', $id, 1, $stored));
+        }
+        same([true, false], [$views->addOnce('stored', $id), $views->addOnce('stored', $id)]);
+        same(4, $views->add($id));
+    },
+    'requests of a cached counter' => function () {
+        $votes = (new Counterfoil(redis(), NS))->cached('votes', readRow: fn(string $id): int => 5);
+        $epoch = $votes->requestEpoch('order', $id = id());
+        same([7, 8, 7], [$votes->incrOnce('order', $id, 2, $epoch), $votes->incr($id), $votes->incrOnce('order', $id, 2)]);
     },
     'calls leave one name of a caller' => function () use ($own) {
         $views = $own()->buffered('views');

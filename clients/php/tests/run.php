@@ -87,10 +87,11 @@ function program(string $code, string $id, int $status = 0): void
 function forget(string $family): void
 {
     $redis = redis();
-    $keys = ['cf1:{' . NS . "/$family/0}:calls", 'cf1:{' . NS . "/$family/0}:calls_before"];
+    $names = ['calls', 'calls_before', 'requests', 'requests_before'];
+    $keys = array_map(fn(string $name): string => 'cf1:{' . NS . "/$family/0}:$name", $names);
     foreach ([1, 2] as $_) {
         $redis->hSet($keys[0], '=began_at', '0');
-        $redis->eval(file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/lua/family_epoch.lua'), [...$keys, '', '', '', ''], 2);
+        $redis->eval(file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/lua/family_epoch.lua'), [...$keys, '', '', '', ''], 4);
     }
 }
 

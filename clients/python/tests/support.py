@@ -42,7 +42,7 @@ def plain_asyncio(**options):
 def calls_of(family):
     """The callers of a family, and how many calls each of them made at least: numbers grow by 2^20 at most."""
     fields = plain().hgetall(f"cf1:{{{NAMESPACE}/{family}/0}}:calls")
-    return {name: int(n.split()[0]) / 2**20 for name, n in fields.items() if not name.startswith((b"=", b"request:"))}
+    return {name: int(n.split()[0]) / 2**20 for name, n in fields.items() if not name.startswith(b"=")}
 
 
 def pending(family, id):

@@ -191,10 +191,25 @@ class Processes(Case):
         one, other = connected().buffered("views"), connected().buffered("views")
         for views in (one, other):
             views.request_epoch("r", "a")
-        plain().hset(f"cf1:{{{NAMESPACE}/views/0}}:calls", "=began_at", 1)  # the next to ask begins a new epoch
+        plain().hset(f"cf1:{{{NAMESPACE}/views/0}}:requests", "=began_at", 1)  # the next to ask begins a new generation
         epoch = connected().buffered("views").request_epoch("r", "a")
         self.assertEqual(one.request_epoch("r", "a"), epoch)
         self.assertTrue(other.add_once("r", new_id(), epoch=epoch))
+
+    def test_a_request_that_redis_may_have_forgotten(self):
+        views, id = connected().buffered("views"), new_id()
+        self.assertTrue(views.add_once("r", id))
+        fields = "=now", "=before", "=began_at"
+        plain().hdel(f"cf1:{{{NAMESPACE}/views/0}}:requests", *fields)  # as after a reset
+        self.assert_raises(OutcomeUnknown, "EXPIRED", views.add_once, "another", id)
+        self.assertTrue(views.add_once("another", id))  # in the new generation
+
+    def test_requests_of_a_cached_counter(self):
+        votes, id = connected().cached("votes", read_row=lambda id: 5), new_id()
+        epoch = votes.request_epoch("order/1", id)
+        self.assertEqual(votes.incr_once("order/1", id, 2, epoch=epoch), 7)
+        self.assertEqual(votes.incr(id), 8)
+        self.assertEqual(votes.incr_once("order/1", id, 2), 7)
 
     def test_a_request_of_another_number_of_partitions(self):
         views = connected().buffered("views")

@@ -155,6 +155,19 @@ class ValuesTest < ClientTest
     assert_equal 5, @views.value(@id)
     assert_raises(Counterfoil::OutcomeUnknown) { @views.add_once("job", @id, 5, epoch: "0" * 16) }
     assert_equal [true, false], Array.new(2) { @counterfoil.buffered("wide").add_once("job", @id) }
+    @redis.hdel("cf1:{#{NAMESPACE}/views/0}:requests", %w[=now =before =began_at]) # as after a reset
+    assert_raises(Counterfoil::OutcomeUnknown) { @views.add_once("next", @id) }
+    assert_equal [true, false], Array.new(2) { @views.add_once("next", @id) }
+  end
+
+  def test_requests_of_a_cached_counter
+    votes = @counterfoil.cached("votes") { 5 }
+    epoch = votes.request_epoch("job", @id)
+    assert_equal [7, 8, 7], [votes.incr_once("job", @id, 2, epoch: epoch), votes.incr(@id), votes.incr_once("job", @id, 2)]
+    2.times do
+      error = assert_raises(Counterfoil::NotCounted) { votes.incr_once("beyond", @id, -9) }
+      assert_equal ["RANGE", 8], [error.reason, error.value]
+    end
   end
 
   def test_series

@@ -59,7 +59,7 @@ impl Counters for Buffered {
                 pairs: std::iter::once(*pair),
             })
             .collect();
-        Ok(Partition::add_to(&stage.family.family, key.fence(&home), &calls).await?)
+        Ok(Partition::add_to(&stage.family.family, key.fence(&home), &calls, &[]).await?)
     }
 
     async fn own<S: Store + Clone>(_: &mut World<'_, S, Self>, step: Infallible) -> Checked {

@@ -263,7 +263,7 @@ impl Buffered {
     }
 
     fn add(&mut self, frame: &mut Frame, called: &Called, groups: &[Group]) -> Checked {
-        let (mut keys, mut args) = (FENCE.map(str::to_owned).to_vec(), vec![]);
+        let (mut keys, mut args) = (FENCE.map(str::to_owned).to_vec(), vec!["0".to_owned()]);
         for group in groups {
             let [buffer, _, meta] = PARTITIONS[group.partition];
             keys.extend([buffer, meta].map(str::to_owned));
@@ -328,7 +328,11 @@ impl Buffered {
         let named = partition.named(which);
         let [buffer, batch, meta] = PARTITIONS[at];
         let args = [&named[..], &[frame.salt(), frame.now.to_string()]].concat();
-        let got = frame.call("buffered_reset", &[meta, FENCE[0], buffer, batch], &args)?;
+        let got = frame.call(
+            "buffered_reset",
+            &[meta, HOME[0], HOME[2], HOME[3], buffer, batch],
+            &args,
+        )?;
         if !partition.meta.contains_key("incarnation") || partition.cut() != named {
             prop_assert_eq!(got, reply("STALE", []));
             return Ok(());

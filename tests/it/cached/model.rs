@@ -444,7 +444,7 @@ impl Cached {
 
     fn incr(&mut self, frame: &mut Frame, called: &Called, groups: &[Group]) -> Checked {
         let mut keys = FENCE.map(str::to_owned).to_vec();
-        let mut args = vec![];
+        let mut args = vec!["0".to_owned()];
         for (partition, pairs) in groups {
             keys.extend(PARTITIONS[*partition].map(str::to_owned));
             args.push(pairs.len().to_string());

@@ -425,8 +425,8 @@ pub fn pages(many: usize) -> Vec<String> {
 /// Returns the home's epoch. A family that Redis does not know is configured first.
 pub async fn epoch(home: &counterfoil::test_hooks::Partition, family: &Family) -> Result<String> {
     loop {
-        match home.epochs(family, "").await? {
-            Some(epochs) => return Ok(epochs.now.to_string()),
+        match home.epoch(family, "").await? {
+            Some(epoch) => return Ok(epoch.now.to_string()),
             None => {
                 let to = &Destination::UNKNOWN;
                 home.configure(family, to, 0..family.partitions()).await?;

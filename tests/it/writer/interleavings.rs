@@ -328,8 +328,9 @@ impl<'s> World<'s> {
         };
         let keys: usize = text(2).parse().unwrap_or(0);
         if is_ok && keys >= 4 && text(3).ends_with(":calls") && text(4).ends_with(":calls_before") {
-            // after the fence and the time: hits, number of pairs and pairs of each partition
-            let mut at = 3 + keys + 4;
+            // after the fence, the time and the number of requests: hits, number of pairs and pairs of
+            // each partition
+            let mut at = 3 + keys + 5;
             while at < args.len() {
                 let pairs: usize = text(at + 1).parse().expect("a number of pairs");
                 for pair in 0..pairs {

@@ -7,16 +7,18 @@ use counterfoil::test_hooks::Partition;
 
 use crate::support::*;
 
-/// Advances the time by a minute, and begins a new epoch.
-async fn turn_epoch(plain: &Plain, family: &Family) {
-    // read first: a concurrent call may begin the new epoch
-    let calls = format!("cf1:{{{family}/0}}:calls");
-    let before = plain.redis.run(&format!("HGET {calls} =now")).await;
-    let before: String = before.unwrap();
-    let age = format!("HINCRBY {calls} =began_at -61000");
-    let began_at: i64 = plain.redis.run(&age).await.unwrap();
+/// Begins a new generation, as if the time that requests are remembered were over.
+async fn turn_generation(plain: &Plain, family: &Family) {
+    // read first: a concurrent call may begin the new generation
+    let key = |name| format!("cf1:{{{family}/0}}:{name}");
+    let asked = format!("HGET {} =now", key("requests"));
+    let before: Option<String> = plain.redis.run(&asked).await.unwrap();
+    let age = family.remember_requests().as_millis();
+    let age = format!("HINCRBY {} =began_at -{age}", key("requests"));
+    let _: i64 = plain.redis.run(&age).await.unwrap();
     let home = Partition::new(plain.redis.manager().await, family, 0);
-    assert_ne!(epoch(&home, family).await.unwrap(), before, "{began_at}");
+    let after = home.epoch(family, "").await.unwrap().unwrap().generation;
+    assert_ne!(Some(after.to_string()), before);
 }
 
 #[tokio::test]
@@ -54,18 +56,22 @@ async fn a_request_counts_once_whichever_process_makes_it_again() {
         let now = many(|told| matches!(told, Counted(_)));
         let before = many(|told| matches!(told, CountedBefore(_)));
         assert_eq!((now, before), (1, 31), "{at_once:?}");
+        let value = at_once
+            .iter()
+            .find_map(|told| told.as_ref().ok()?.counted());
+        let value = value.unwrap();
         assert_eq!(here.value("page").await, 7);
         plain.drain().await;
         assert_eq!(
             there.add_once("job/2", "page", 1).await.unwrap(),
-            CountedBefore(0),
+            CountedBefore(value),
             "and when it is in the database"
         );
     }
 }
 
 #[tokio::test]
-async fn a_refusal_is_remembered_too() {
+async fn a_refusal_by_the_range_is_remembered_and_a_full_buffer_is_not() {
     let (plain, views) = Plain::of(family("views").partitions(1).max_pending(1)).await;
     let expect = async |request: &str, id, n, expected| {
         let told = views.add_once(request, id, n).await.unwrap();
@@ -77,15 +83,50 @@ async fn a_refusal_is_remembered_too() {
         expect("3", "start", 1, Outcome::Full).await;
     }
     plain.drain().await;
-    expect("3", "start", 1, Outcome::Full).await;
-    expect("4", "start", 1, Counted(1)).await;
+    expect("2", "page", 1, OutOfRange(None)).await;
+    expect("3", "start", 1, Counted(1)).await;
+    expect("3", "start", 1, CountedBefore(1)).await;
     for request in ["", &"x".repeat(65)] {
         refused(views.add_once(request, "page", 1).await, InvalidInput, "");
     }
     expect(&"x".repeat(64), "start", 1, Counted(2)).await;
 }
 
-/// Makes a request, and repeats it after so many new epochs, from the process that made it and from
+/// Requests join the calls of other hits, each with its own outcome.
+#[tokio::test]
+async fn requests_share_calls() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views")).await;
+    views.count("page/0", 1).await;
+    let before = calls(&plain.redis, "evalsha").await;
+    let requests = (0..500).map(|number| {
+        let views = views.clone();
+        async move {
+            let (request, id) = (
+                format!("job/{}", number % 250),
+                format!("page/{}", number % 7),
+            );
+            let plainly = number % 3 == 0;
+            if plainly {
+                let _ = views.add(&id, 1).await.unwrap();
+            }
+            (plainly, views.add_once(&request, &id, 1).await.unwrap())
+        }
+    });
+    let told = join_all(requests).await;
+    let once = told.iter().filter(|(_, told)| told.counted().is_some());
+    // the number of pairs of request and id: 250 and 7 have no common divisor
+    assert_eq!(once.count(), 500);
+    let plainly = told.iter().filter(|(plainly, _)| *plainly).count() as i64;
+    let values = views
+        .get_many((0..7).map(|page| format!("page/{page}")))
+        .await;
+    assert_eq!(values.unwrap().iter().sum::<i64>(), 501 + plainly);
+    let calls = calls(&plain.redis, "evalsha").await - before;
+    assert!(calls < 100, "{calls} calls");
+}
+
+/// Makes a request, and repeats it after so many new generations, from the process that made it and from
 /// a new one. Returns for each call whether it counted, and the value.
 async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
     let (plain, cached) = (Plain::new().await, kind == "cached");
@@ -109,13 +150,13 @@ async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
     let family = if cached { votes.build() } else { views.build() };
     let family = family.unwrap();
     for _ in 0..turns {
-        turn_epoch(&plain, &family).await;
+        turn_generation(&plain, &family).await;
     }
     [first, told(here).await, told(&there).await]
 }
 
 #[tokio::test]
-async fn a_request_is_remembered_for_one_whole_epoch() {
+async fn a_request_is_remembered_for_one_whole_generation() {
     for kind in ["buffered", "cached"] {
         for (turns, here, there) in [
             (0, (false, 1), (false, 1)),
@@ -129,24 +170,126 @@ async fn a_request_is_remembered_for_one_whole_epoch() {
     }
 }
 
-/// A process learns the epochs with its first call, and its last call names one that has ended.
+/// A job stores the generation, and is run again much later.
 #[tokio::test]
-async fn a_process_whose_epochs_have_ended_asks_again() {
+async fn a_stored_generation_counts_once_or_is_refused() {
+    let (plain, views) = Plain::of(family("views")).await;
+    let votes = plain.open(votes()).await;
+    let generation = views.request_epoch("job", "page").await.unwrap();
+    let of_votes = votes.request_epoch("job", "item").await.unwrap();
+    for turn in 0..3 {
+        let told = views.add_once_since(&generation, "job", "page", 1).await;
+        let of_vote = votes.incr_once_since(&of_votes, "job", "item", 1).await;
+        if turn == 2 {
+            refused(told, OutcomeUnknown, "forgotten");
+            refused(of_vote, OutcomeUnknown, "forgotten");
+            let never = views
+                .add_once_since(&generation, "another", "page", 1)
+                .await;
+            refused(never, OutcomeUnknown, "forgotten");
+            break;
+        }
+        let expected = if turn == 0 {
+            Counted(1)
+        } else {
+            CountedBefore(1)
+        };
+        assert_eq!(told.unwrap(), expected);
+        assert_eq!(of_vote.unwrap(), expected);
+        turn_generation(&plain, views.family()).await;
+        turn_generation(&plain, votes.family()).await;
+    }
+    assert_eq!(
+        (views.value("page").await, votes.value("item").await),
+        (1, 1)
+    );
+}
+
+/// A process learns the generation with its first call, and its last call names one that has ended.
+#[tokio::test]
+async fn a_process_whose_generation_has_ended_asks_again() {
     let plain = Plain::new().await;
     let (here, there) = (
         plain.open(family("views")).await,
         plain.other().await.opened(family("views")).await,
     );
     assert_eq!(here.add_once("job/1", "page", 1).await.unwrap(), Counted(1));
-    turn_epoch(&plain, here.family()).await;
+    turn_generation(&plain, here.family()).await;
     assert_eq!(
         there.add_once("job/2", "page", 1).await.unwrap(),
         Counted(2)
     );
-    turn_epoch(&plain, here.family()).await;
+    turn_generation(&plain, here.family()).await;
     assert_eq!(
         here.add_once("job/2", "page", 1).await.unwrap(),
         CountedBefore(2)
+    );
+}
+
+/// Makes a request without a guard of the two memories, in the next generation or the one after it.
+async fn without(guard: Guard, turns: usize) -> i64 {
+    let (plain, views) = Plain::of(family("views")).await;
+    let generation = views.request_epoch("job", "page").await.unwrap();
+    take_out(Some(guard));
+    for turn in 0..=turns {
+        let _ = views.add_once_since(&generation, "job", "page", 1).await;
+        if turn < turns {
+            turn_generation(&plain, views.family()).await;
+        }
+    }
+    take_out(None);
+    views.value("page").await
+}
+
+#[tokio::test]
+async fn without_its_guards_a_request_counts_twice() {
+    assert_eq!(without(Guard::OneGeneration, 1).await, 2);
+    assert_eq!(without(Guard::AnyGeneration, 2).await, 2);
+}
+
+/// Redis is set back to before a request whose hit is in the database, and is reset. Makes it again
+/// with the stored generation, and without one a request that Redis still knows, whose hit the reset
+/// dropped. Returns both outcomes and values.
+async fn after_a_reset(guard: Option<Guard>) -> [(Result<Outcome>, i64); 2] {
+    let (plain, views) = Plain::of(family("views").partitions(1)).await;
+    let redis = plain.redis.manager().await;
+    let generation = views.request_epoch("job", "start").await.unwrap();
+    let _ = views.add_once("job", "page", 1).await.unwrap();
+    let before = State::of(&redis, views.family()).await;
+    let _ = views.add_once("job", "start", 1).await.unwrap();
+    plain.counterfoil.drained().await;
+    before.restore(&redis).await;
+    take_out(guard);
+    // the read finds the set-back
+    assert_eq!(views.value("page").await, 1);
+    let there = plain
+        .other()
+        .await
+        .opened(family("views").partitions(1))
+        .await;
+    let known = there.add_once("job", "page", 1).await;
+    let stored = there.add_once_since(&generation, "job", "start", 1).await;
+    take_out(None);
+    [
+        (known, there.value("page").await),
+        (stored, there.value("start").await),
+    ]
+}
+
+#[tokio::test]
+async fn a_reset_makes_requests_unknown() {
+    let [known, stored] = after_a_reset(None).await;
+    // in truth the hit is in the database: the reset cannot know
+    refused(known.0, OutcomeUnknown, "forgotten");
+    refused(stored.0, OutcomeUnknown, "forgotten");
+    assert_eq!((known.1, stored.1), (1, 1));
+    let [known, _] = after_a_reset(Some(Guard::Tag)).await;
+    assert_eq!(known.0.unwrap(), CountedBefore(1), "without the guard");
+    let [_, stored] = after_a_reset(Some(Guard::EndOfGenerations)).await;
+    assert_eq!(
+        (stored.0.unwrap(), stored.1),
+        (Counted(1), 2),
+        "counted twice without the guard"
     );
 }
 
@@ -232,7 +375,7 @@ async fn a_change_counts_once_and_everybody_is_told_its_value() {
     assert!(plain.shutdown(secs(5)).await.unwrap().is_empty());
 }
 
-/// All callers miss the counter, and send their changes under the same numbers.
+/// All callers miss the counter, and make the same requests.
 #[tokio::test]
 async fn of_many_who_ask_at_once_one_counts() {
     let plain = Plain::new().await;
@@ -271,10 +414,10 @@ async fn a_change_without_a_row_is_not_remembered() {
     );
 }
 
-/// Turns epochs while a process that missed the counter reads its row. Another process makes the
+/// Turns generations while a process that missed the counter reads its row. Another process makes the
 /// request before a turn or after the last one, or never. Returns both results, and the final
 /// value.
-async fn while_epochs_turn(
+async fn while_generations_turn(
     turns: usize,
     other: Option<usize>,
 ) -> (Result<Outcome>, Option<Outcome>, i64) {
@@ -296,7 +439,7 @@ async fn while_epochs_turn(
             told = Some(there.incr_once("job", "item", 1).await.unwrap());
         }
         if turn < turns {
-            turn_epoch(&plain, there.family()).await;
+            turn_generation(&plain, there.family()).await;
         }
     }
     // if its ticket is gone, it reads the row again
@@ -306,11 +449,11 @@ async fn while_epochs_turn(
 }
 
 #[tokio::test]
-async fn a_change_that_is_overtaken_by_epochs_counts_once() {
+async fn a_change_that_is_overtaken_by_generations_counts_once() {
     // the first process died there, or is slow: another one continues
     for turns in 0..=1 {
         for other in 0..=turns {
-            let (first, second, value) = while_epochs_turn(turns, Some(other)).await;
+            let (first, second, value) = while_generations_turn(turns, Some(other)).await;
             let told = (first.unwrap(), second.unwrap(), value);
             assert_eq!(
                 told,
@@ -318,13 +461,13 @@ async fn a_change_that_is_overtaken_by_epochs_counts_once() {
                 "{turns} turns, asked in {other}"
             );
         }
-        let (first, _, value) = while_epochs_turn(turns, None).await;
+        let (first, _, value) = while_generations_turn(turns, None).await;
         assert_eq!((first.unwrap(), value), (Counted(1), 1), "{turns} turns");
     }
     // an executed request may be forgotten here: it does not count again
     for turns in 2..=3 {
         for other in 0..turns {
-            let (first, second, value) = while_epochs_turn(turns, Some(other)).await;
+            let (first, second, value) = while_generations_turn(turns, Some(other)).await;
             assert_eq!(
                 (second.unwrap(), value),
                 (Counted(1), 1),
@@ -335,21 +478,28 @@ async fn a_change_that_is_overtaken_by_epochs_counts_once() {
     }
 }
 
-/// The reply to a change is lost, a crash takes its miss back, and then the row cannot be read.
+/// The reply to a change is lost, a crash takes it back, and then the row cannot be read.
 #[tokio::test]
 async fn an_error_after_a_lost_reply_says_that_the_outcome_is_unknown() {
-    const CHANGE: &str = "request:3:job:item\r\n$1\r\n2\r\n";
     let pair = Pair::new().await;
     let (redis, pool) = (pair.redis.manager().await, pair.pool.clone());
     let changes = Arc::new(AtomicU64::new(0));
     let connection = interposed(&pair.redis, move |cmd| {
         let (mut redis, pool) = (redis.clone(), pool.clone());
-        let is_first = mentions(cmd, CHANGE) && changes.fetch_add(1, Ordering::Relaxed) == 0;
+        // the second one comes with the seed
+        let is_change = mentions(cmd, "$3\r\njob\r\n");
+        let is_first = is_change && changes.fetch_add(1, Ordering::Relaxed) == 1;
         async move {
             if !is_first {
                 return Ok(());
             }
-            for (key, field) in [("base", "item"), ("calls", "request:3:job:item")] {
+            for (key, field) in [
+                ("base", "item"),
+                ("requests", "3:job:item"),
+                // so that the repeat of the call is refused
+                ("calls", "=now"),
+                ("calls", "=before"),
+            ] {
                 let key = format!("cf1:{{test/votes/0}}:{key}");
                 let forget = redis::cmd("HDEL").arg((key, field)).to_owned();
                 let _: i64 = forget.query_async(&mut redis).await?;
@@ -360,54 +510,13 @@ async fn an_error_after_a_lost_reply_says_that_the_outcome_is_unknown() {
     });
     let process = pair.over(connection.await);
     let votes = process.opened(votes().partitions(1)).await;
+    votes.count("other", 1).await;
     let told = votes.incr_once("job", "item", 1).await;
     refused(told, OutcomeUnknown, "a reply was lost");
 }
 
-/// Returns Redis to its last fsync while a process that missed the counter reads its row. Another
-/// process makes the request then. Returns the result of the first one, and the final value.
-async fn asked_again_after_a_crash() -> (Outcome, i64) {
-    let plain = Plain::new().await;
-    let gate = Gate::new();
-    let store = Wrapped {
-        store: plain.store.clone(),
-        between: gate.clone(),
-    };
-    let family = || votes().partitions(1);
-    let there = plain.open(family()).await;
-    there.count("item", 5).await;
-    plain.drain().await;
-    let forget = async |what: &str| {
-        let hdel = format!("HDEL cf1:{{test/votes/0}}:{what}");
-        let forgotten: i64 = plain.redis.run(&hdel).await.unwrap();
-        assert_eq!(forgotten, 1, "{what}");
-    };
-    forget("base item").await;
-    let here = Counterfoil::new(plain.redis.manager().await, store);
-    let here = here.opened(family()).await;
-    let asks = tokio::spawn(async move { here.incr_once("job", "item", 1).await });
-    gate.reach(&asks).await;
-    forget("calls request:3:job:item").await;
-    forget("base item").await;
-    assert_eq!(there.value("item").await, 5);
-    let told = there.incr_once("job", "item", 1).await.unwrap();
-    assert_eq!(told, Counted(6));
-    gate.open();
-    (asks.await.unwrap().unwrap(), there.value("item").await)
-}
-
-#[tokio::test]
-async fn a_miss_that_a_crash_forgot_counts_nothing() {
-    let asked = asked_again_after_a_crash().await;
-    assert_eq!(asked, (CountedBefore(6), 6));
-    take_out(Some(Guard::Predecessor));
-    let asked = asked_again_after_a_crash().await;
-    take_out(None);
-    assert_eq!(asked, (Counted(7), 7), "without the guard");
-}
-
 /// Processes make the same requests at once, lose every third reply, and die anywhere. Meanwhile
-/// counters leave Redis, and an epoch begins.
+/// counters leave Redis, and a generation begins.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_counts_once_whoever_dies() {
     const JOBS: usize = 60;
@@ -446,7 +555,7 @@ async fn a_change_counts_once_whoever_dies() {
         }));
     }
     pause(30).await;
-    turn_epoch(&plain, saved.family()).await;
+    turn_generation(&plain, saved.family()).await;
     let ended = try_join_all(workers).await.unwrap();
     let died: u32 = ended.iter().map(|(died, _)| died).sum();
     assert!(died > 20, "{died} died");

@@ -107,6 +107,7 @@ fn figures(pair: &PairView, family: &FamilyView, now: u64) -> Markup {
         dl {
             (setting("Counted by Redis", &optional(family.counted)))
             (setting("Refused by Redis", &optional(family.refused)))
+            (setting("Requests that Redis remembers", &optional(family.requests)))
             (setting("Fullest partition, of max_pending", &of_limit))
             dt { "Last saved" }
             dd { @match family.last_saved { Some(saved) => (ago(saved, now)), None => "never" } }

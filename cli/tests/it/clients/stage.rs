@@ -356,7 +356,8 @@ impl Stage {
 
     /// Begins two epochs.
     async fn forget(&self, family: &Family, namespace: &str) {
-        let keys = ["calls", "calls_before"].map(|name| family.key(namespace, 0, name));
+        let keys = ["calls", "calls_before", "requests", "requests_before"];
+        let keys = keys.map(|name| family.key(namespace, 0, name));
         for _ in 0..2 {
             let mut long_ago = redis::cmd("HSET");
             long_ago.arg(&keys[0]).arg("=began_at").arg(0);

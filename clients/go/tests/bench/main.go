@@ -88,7 +88,7 @@ func main() {
 	key := "cf1:{" + namespace + "/views/0}:"
 	keys := []string{key + "calls", key + "calls_before", key + "buffer", key + "meta"}
 	hincrby := func() error { return client.HIncrBy(ctx, "bench", "a", 1).Err() }
-	evalsha := func() error { return client.EvalSha(ctx, sum, keys, "", 0, "", "", 1, 1, "a", 1).Err() }
+	evalsha := func() error { return client.EvalSha(ctx, sum, keys, "", 0, "", "", 0, 1, 1, "a", 1).Err() }
 	add := func() error { _, err := views.Add(ctx, "a", 1); return err }
 	later := func() error { return views.Later("a", 1) }
 	none, flush := func() error { return nil }, func() error { return views.Flush(ctx) }

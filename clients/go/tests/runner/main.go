@@ -138,6 +138,8 @@ var calls = map[string]func(c call) any{
 	"buffered.add":           func(c call) any { return pending(must(c.buffered().Add(ctx, c.text(0), c.delta(1)))) },
 	"buffered.add_many":      call.addMany,
 	"buffered.add_once":      func(c call) any { return must(c.buffered().AddOnce(ctx, c.text(0), c.text(1), c.delta(2), c.text(3))) },
+	"cached.incr_once":       func(c call) any { return must(c.cached().IncrOnce(ctx, c.text(0), c.text(1), c.delta(2), c.text(3))) },
+	"cached.request_epoch":   func(c call) any { return must(c.cached().RequestEpoch(ctx, c.text(0), c.text(1))) },
 	"buffered.request_epoch": func(c call) any { return must(c.buffered().RequestEpoch(ctx, c.text(0), c.text(1))) },
 	"buffered.later":         func(c call) any { return none(c.buffered().Later(c.text(0), c.delta(1))) },
 	"buffered.flush":         func(c call) any { return none(c.buffered().Flush(ctx)) },

@@ -46,7 +46,9 @@ abstract class Family {
         $this->forgetParent();
         for ($isFirst = true; ; $isFirst = false) {
             if ($call->fence === []) {
-                $epoch = $this->ask($call->partition, $call->of)['epoch'];
+                ['epoch' => $epoch, 'generation' => $generation] = $this->ask($call->partition, $call->of);
+                [$request, $stored] = $call->request ?? [null, null];
+                if ($request !== null && $call->tail === []) $call->tail = [1, $request, $stored ?? $generation];
                 // a call that is made within another one has a caller of its own
                 [$caller, $n] = array_pop($this->callers) ?? ['', self::MAX_N];
                 if ($n > self::MAX_N - self::MAX_STEP) [$caller, $n] = [bin2hex(random_bytes(8)), 0];
@@ -57,9 +59,11 @@ abstract class Family {
             if ($reply[0] === 'MISMATCH' && $call->isUnsure) throw new OutcomeUnknown('MISMATCH', 'the family has changed in Redis');
             if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($call->partition);
-            // the only send of a call that nothing repeats was not executed
-            if (!$isFirst || $call->isUnsure || !$this->session->isOwn) throw self::forgotten();
+            // the only send of a call that nothing repeats was not executed; a request of the same generation counts once
+            $isUnsure = $call->isUnsure || !$this->session->isOwn;
+            if (!$isFirst || $isUnsure && $call->request === null) throw self::forgotten();
             $call->fence = [];
+            if (!$isUnsure) $call->tail = [];
         }
     }
 
@@ -111,7 +115,7 @@ abstract class Family {
      * Returns what family_epoch replied for the home of a partition less than 30 s ago. Begin with that of partition 0.
      *
      * @param ?int $of how many partitions the family has to have
-     * @return array{until: int, epoch: string, before: string, partitions: int, settings: array<string, mixed>}
+     * @return array{until: int, epoch: string, generation: string, partitions: int, settings: array<string, mixed>}
      */
     protected function ask(int $partition = 0, ?int $of = null, bool $isFresh = false): array {
         $now = hrtime(true);
@@ -121,8 +125,8 @@ abstract class Family {
             $keys = $this->fence($partition);
             $known = $this->session->shared(static::KIND . $keys[0]) ?? $known;
             if ($isFresh || $now >= ($known['until'] ?? 0)) {
-                [, $epoch, $before, , $partitions, $settings] = $this->askRedis($keys, $known);
-                $known = ['until' => $now + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
+                [, $epoch, $generation, , $partitions, $settings] = $this->askRedis($keys, $known);
+                $known = ['until' => $now + self::FRESH_NS, 'epoch' => $epoch, 'generation' => $generation,
                     'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
                 $this->session->share(static::KIND . $keys[0], $known);
             }
@@ -139,6 +143,7 @@ abstract class Family {
         $end = min(hrtime(true) + self::CONFIGURING_NS, $this->session->deadline());
         $args = [static::KIND, $known['partitions'] ?? '', '', ''];
         $family = "{$this->session->namespace}/$this->name";
+        $keys = [...$keys, ...str_replace(':calls', ':requests', $keys)];
         while (($reply = $this->read('family_epoch', $keys, $args))[0] === 'UNCONFIGURED') {
             $why = $this->announce($family);
             if (hrtime(true) > $end) {
@@ -186,11 +191,23 @@ abstract class Family {
         return $names;
     }
 
-    /** Returns a counting call in the partition of a hash. */
-    protected function call(string $script, int $hash, array $names, array $args): Call {
+    /**
+     * Returns a counting call in the partition of a hash.
+     *
+     * @param ?array{string, ?string} $request of its first pair: the name, and the generation that is stored with it
+     */
+    protected function call(string $script, int $hash, array $names, array $args, ?array $request = null): Call {
         $of = $this->ask()['partitions'];
         $keys = [...$this->fence($hash % $of), ...$this->keys($hash % $of, ...$names)];
-        return new Call($script, $keys, $args, $hash % $of, $of);
+        if ($request !== null) array_push($keys, ...$this->keys($this->home($hash % $of), 'requests', 'requests_before'));
+        return new Call($script, $keys, $args, $hash % $of, $of, request: $request);
+    }
+
+    /** Refuses a request's word that Redis may have forgotten, and forgets the epoch: there is another generation. */
+    protected function known(string|int|null $word, int $partition): string|int|null {
+        if ($word !== 'EXPIRED') return $word;
+        $this->forgetEpoch($partition);
+        throw self::forgotten();
     }
 
     /** @return list<string> the first keys of a counting call: those that remember the calls */

@@ -49,7 +49,7 @@ final class Session {
         }
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
         [$isSha, $script] = [true, self::$hashes[$call->script]];
-        $words = [...$call->keys, ...$call->fence, ...$call->args];
+        $words = [...$call->keys, ...$call->fence, ...$call->args, ...$call->tail];
         $deadline = $this->deadline();
         while (true) {
             $wasUnsure = $call->isUnsure;

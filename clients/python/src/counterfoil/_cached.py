@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Callable
 
 from ._errors import NotCounted, value_of
-from ._family import ROUNDS, D, Words, call, integer, result_of, valid
+from ._family import ROUNDS, D, Request, Words, call, integer, result_of, valid
 from ._value import ExactValues
 
 ReadRow = Callable[[str], Any]
@@ -29,6 +29,17 @@ class Cached(ExactValues[D]):
         return await self._with_base(id, integer(delta))
 
     @call
+    async def incr_once(self, request: str, id: str, delta: int = 1, epoch: str | None = None) -> int:
+        """Adds once, however often and in whichever process the request is made, and returns the value that
+        the counter had then. A refusal by the bounds stays, too. See `Buffered.add_once`."""
+        return int(await self._with_base(id, integer(delta), (valid(request, 64), epoch)))
+
+    @call
+    async def request_epoch(self, request: str, id: str) -> str:
+        """Returns the epoch that a job stores before its first `incr_once`."""
+        return await self.channel.request_epoch(request, id)
+
+    @call
     async def set(self, id: str, value: int) -> int:
         """Sets a counter, and returns its new value."""
         return await self._with_base(id, b"=%d" % integer(value))
@@ -38,15 +49,18 @@ class Cached(ExactValues[D]):
         """Returns the value, from Redis if it is there."""
         return await self._with_base(id, None)
 
+    def first_args(self, settings: dict[str, Any], requests: int) -> list[Any]:
+        return [requests]
+
     def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
         keys = self.keys(partition, "base", "buffer", "batch", "meta")
         return "cached_incr", keys, [len(changes), *chain(*changes)]
 
-    async def _with_base(self, id: str, change: Any) -> int:
+    async def _with_base(self, id: str, change: Any, request: Request | None = None) -> int:
         """Makes a change, or only reads, and does so again when a miss was seeded."""
         id = valid(id)
         for _ in range(ROUNDS):
-            result = await (self._get(id) if change is None else self.channel.change(id, change))
+            result = await (self._get(id) if change is None else self.channel.change(id, change, request=request))
             if isinstance(result, int):
                 return result
             await self.client.session.share((self.name, id, result), self._seed, id, result)

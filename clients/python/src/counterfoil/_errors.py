@@ -7,7 +7,7 @@ from typing import Any
 
 HINTS = {
     "CROSSSLOT": "the server is a cluster, use RedisCluster",
-    "EXPIRED": "Redis no longer knows this call: it lost its memory, or the call took too long",
+    "EXPIRED": "Redis no longer knows the call or its request: it lost its memory, or they are too old",
     "MOVED": "the server is a cluster, use RedisCluster",
     "BADTIME": "the time is ahead, or neither a window nor what is kept takes it any more",
     "NOCALENDAR": "Redis does not know the current day or month, because no daemon serves the family",

@@ -12,7 +12,7 @@ import zlib
 from asyncio import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Tuple, TypeVar, overload
+from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Optional, Tuple, TypeVar, overload
 
 from typing_extensions import Concatenate, ParamSpec
 
@@ -26,10 +26,12 @@ PAUSE_SECONDS = 0.05
 CONFIGURED_WITHIN_SECONDS = 3  # the daemon takes what is wanted every second
 WANTED = ("cf1:wanted",)
 CALLS = "calls", "calls_before"
+REQUESTS = "requests", "requests_before"
 Call = Tuple[Any, ...]  # words of a command
 Keys = Tuple[str, ...]
 Words = Tuple[str, Keys, List[Any]]  # script, keys, arguments
 Reply = Tuple[bytes, List[Any], bool]  # status, words, whether an earlier reply was lost
+Request = Tuple[str, Optional[str]]  # its name, and the generation that a job stored
 ROUNDS = 10
 MAX_N = 2**53  # the largest number of a call
 MAX_STEP = 2**20  # numbers grow by random steps, which differ in two machines resumed from one snapshot
@@ -90,7 +92,7 @@ class Family(Generic[D]):
         description.check(change[0])
         return change
 
-    def partition(self, description: Description, change: Any) -> int:
+    def partition(self, description: Description, change: Any, request: Request | None = None) -> int:
         return zlib.crc32(change[0].encode()) % description.partitions
 
     def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
@@ -101,8 +103,8 @@ class Family(Generic[D]):
         """The number of the word, in the reply, that each change of a call gets."""
         return list(range(len(changes)))
 
-    def first_args(self, settings: dict[str, Any]) -> list[Any]:
-        """Arguments before those of the partitions."""
+    def first_args(self, settings: dict[str, Any], requests: int) -> list[Any]:
+        """Arguments before those of the partitions, of a call with so many requests."""
         return []
 
 
@@ -111,7 +113,7 @@ class Description(NamedTuple):
 
     asked_at: float
     now: bytes
-    before: bytes
+    generation: bytes  # of requests
     partitions: int
     settings: dict[str, Any]
     ids: re.Pattern[str]
@@ -143,6 +145,7 @@ class Entry:
     partition: int
     change: Any
     deadline: float
+    request: Request | None = None
     result: Any = None
     settled: bool = False
     is_alone: bool = False  # in its call, after one with others was refused
@@ -199,7 +202,7 @@ class Channel:
         while True:
             asked_at, last = time.monotonic(), self._last
             args = [self.family.kind, last.partitions if last else "", "", ""]
-            status, *words = await self.read("family_epoch", self.family.keys(home, *CALLS), args, deadline)
+            status, *words = await self.read("family_epoch", self.family.keys(home, *CALLS, *REQUESTS), args, deadline)
             if status == b"OK":
                 settings = json.loads(words[4])
                 ids = re.compile(settings["ids"])
@@ -283,20 +286,26 @@ class Channel:
                 raise refusal(code, failure, was_lost) from failure
             await self.session.sleep(PAUSE_SECONDS)
 
-    async def change(self, *change: Any) -> Any:
+    async def change(self, *change: Any, request: Request | None = None) -> Any:
         """Counts a change, in a call with others that wait. Returns its result."""
         for _ in range(ROUNDS):
-            [result] = await self.change_all([change])
+            [result] = await self.change_all([change], request)
             is_outdated = isinstance(result, NotCounted) and result.reason == "MISMATCH"
             if not is_outdated or not result.temporary:
                 break
         return value_of(result)
 
-    async def change_all(self, changes: list[Any]) -> list[Any]:
+    async def request_epoch(self, request: str, id: str) -> str:
+        """The current generation of requests: a job that runs later needs it from Redis."""
+        known = value_of(await self.known())
+        partition = self.family.partition(known, (known.check(valid(id)),), (valid(request, 64), None))
+        return (await self.ask(self.home(partition))).generation.decode()
+
+    async def change_all(self, changes: list[Any], request: Request | None = None) -> list[Any]:
         """Counts changes, and returns the result of each. An error in place of a change is its result."""
         deadline = self.client.deadline()
         known = await self.known(deadline)
-        entries = [self.enter(known, change, deadline) for change in changes]
+        entries = [self.enter(known, change, deadline, request) for change in changes]
         try:
             return await self.settle(entries)
         except CancelledError:  # no other thread changes the queues of an event loop
@@ -306,21 +315,21 @@ class Channel:
                         entry.queue.waiting.remove(entry)
             raise
 
-    def enter(self, known: Any, change: Any, deadline: float) -> Entry:
+    def enter(self, known: Any, change: Any, deadline: float, request: Request | None = None) -> Entry:
         """Makes the entry of a change. Its queue is that of its partition or, where a call may span several,
         of all."""
         for error in (change, known):
             if isinstance(error, CounterfoilError):
-                return Entry(None, 0, change, deadline, error, settled=True)
+                return Entry(None, 0, change, deadline, request, error, settled=True)
         try:
             change = self.family.checked(known, change)
         except CounterfoilError as error:
-            return Entry(None, 0, change, deadline, error, settled=True)
-        partition = self.family.partition(known, change)
+            return Entry(None, 0, change, deadline, request, error, settled=True)
+        partition = self.family.partition(known, change, request)
         number = 0 if self.family.spans_partitions and not self.client.is_cluster else partition
         key = number, known.partitions
         queue = self._queues.get(key) or self._queues.setdefault(key, Queue(self.home(number), key[1]))
-        return Entry(queue, partition, change, deadline)
+        return Entry(queue, partition, change, deadline, request)
 
     async def settle(self, entries: list[Entry]) -> list[Any]:
         """Puts entries into their queues, and makes calls until all are counted, or waits for the caller that
@@ -370,7 +379,10 @@ class Channel:
             queue.call = queue.call or self._call(queue, parts, description)
             status, words, was_lost = await self.send(queue.call, deadline, was_interrupted)
             if status in (b"OK", b"DUP"):
-                return self._results(parts, words, description)
+                results = self._results(parts, words, description)
+                if any(isinstance(result, OutcomeUnknown) for result in results):
+                    self.descriptions.pop(queue.home, None)  # there is another generation
+                return results
             if status == b"EXPIRED":
                 self.descriptions.pop(queue.home, None)
             elif status == b"MISMATCH":
@@ -399,12 +411,18 @@ class Channel:
             queue.caller, queue.n = secrets.token_hex(8), 0
         queue.n += 1 + secrets.randbelow(MAX_STEP)
         settings, keys = description.settings, self.family.keys(queue.home, *CALLS)
-        args = [queue.caller, queue.n, description.now, "", *self.family.first_args(settings)]
+        requests: list[Any] = []
+        for number, entry in enumerate(queue.batch, 1):
+            if entry.request:
+                requests += [number, entry.request[0], entry.request[1] or description.generation]
+        first = self.family.first_args(settings, len(requests) // 3)
+        args = [queue.caller, queue.n, description.now, "", *first]
         for partition, changes in parts.items():
             script, own_keys, own_args = self.family.part(settings, queue.home, partition, changes)
             keys += own_keys
             args += own_args
-        return words_of(script, keys, args)
+        keys += self.family.keys(queue.home, *REQUESTS) if requests else ()
+        return words_of(script, keys, [*args, *requests])
 
 
 def words_of(script: str, keys: Keys, args: list[Any]) -> Call:
@@ -426,6 +444,10 @@ def results_of(words: list[Any], sizes: list[int]) -> list[Any]:
     return list(map(result_of, words))
 
 
+class Before(int):
+    """The number of a request that was counted before."""
+
+
 def result_of(word: Any) -> Any:
     """A number, the ticket of a miss, or the error of a word such as `FULL` or `RANGE:5`."""
     if not isinstance(word, bytes):
@@ -433,6 +455,11 @@ def result_of(word: Any) -> Any:
     reason, _, value = word.decode().partition(":")
     if reason == "MISS":
         return value
+    if reason == "BEFORE":
+        result = result_of(value.encode())
+        return Before(result) if isinstance(result, int) else result
+    if reason == "EXPIRED":
+        return OutcomeUnknown(reason)
     if not reason.isalpha():
         return int(word)
     return NotCounted(reason, value=int(value) if value else None, temporary=reason == "NOCALENDAR")

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any, Iterable, NamedTuple
 
 from ._errors import NotCounted, value_of
-from ._family import D, Description, Family, Keys, Words, call, valid
+from ._family import D, Description, Family, Keys, Request, Words, call, valid
 from ._value import ExactValues
 
 PLACES = 100
@@ -46,7 +46,7 @@ class ActivityCounters(Family[D]):
             counts += await self.channel.read_of_home("activity_now", some[0][0], (), keys, count)
         return Activity(sum(counts[::2]), sum(counts[1::2]))
 
-    def partition(self, description: Description, change: Any) -> int:
+    def partition(self, description: Description, change: Any, request: Request | None = None) -> int:
         page, visitor = change
         stripe: int = zlib.crc32(visitor) % description.settings["stripes"]
         return (zlib.crc32(page.encode()) + stripe) % description.partitions

@@ -28,27 +28,24 @@ class Counterfoil
     # @return [Array<Integer, nil, Error>] for each pair, in their order, the result of {#add} or its error
     def add_many(pairs) = @family.connection.within { count_all(pairs.to_a) }
 
-    # Adds delta to the counter unless this was done before for the same request and id, by any process.
+    # Adds delta to the counter unless this was done before for the same request and id, by any process. Redis remembers a
+    # request for an hour, or as long as the family's `remember_requests`.
     #
     # @param request [String] the name of the request, e.g. the id of a job: 1 to 64 bytes
-    # @param epoch [String, nil] as {#request_epoch} returned it before the first call; the current one by default
+    # @param epoch [String, nil] as {#request_epoch} returned it before the first call: then it never counts twice; the current
+    #   one by default
     # @return [Boolean] true if it was counted now, false if before
     # @raise [OutcomeUnknown] with the reason `EXPIRED` if Redis may have forgotten the request
     def add_once(request, id, delta = 1, epoch: nil)
-      request, id, partition, of = request(request, id)
-      item = Item.new(partition, of, id, change(delta))
-      caller = "request:#{request.bytesize}:#{request}:#{id}"
-      reply = @family.count_request(caller, epoch, @family.home(partition), @keys[partition], add_group([], [item]), of)
-      set_results(reply, [item])
-      result_of(item)
-      reply[0] == "OK"
+      is_before = false
+      count_one(id, delta, request(request, epoch)) { |item| is_before = item.before }
+      !is_before
     end
 
-    # Returns the epoch to store with a job before {#add_once} is called for it. Redis then remembers the request for
-    # a minute at least.
-    #
-    # @return [String]
-    def request_epoch(request, id) = @family.epoch(@family.home(request(request, id)[2]), fresh: true).now
+    # @return [String] the epoch to store with a job before {#add_once} is called for it
+    def request_epoch(request, id)
+      @family.request_epoch(partition(@family.id(id), @family.partitions, request(request)))
+    end
 
     # Adds delta to a sum in this process, which is sent within `later_every` seconds.
     #
@@ -66,14 +63,11 @@ class Counterfoil
 
     def change(delta) = @family.integer(delta)
 
-    def wide? = @family.settings["wide"]
+    # hits of a wide family may go to any partition, and a request to the same one in every process
+    def partition(id, of, request)
+      return super unless @family.settings["wide"]
 
-    # hits of a wide family may go to any partition
-    def partition(id, of) = wide? ? rand(of) : super
-
-    def request(request, id)
-      request, id, of = @family.text(request, 64), @family.id(id), @family.partitions
-      [request, id, @family.partition(wide? ? request : id, of), of]
+      request ? @family.partition(request[0], of) : rand(of)
     end
 
     def add_group(args, items)
@@ -86,7 +80,7 @@ class Counterfoil
     def set_counted(words, items)
       groups(items).each do |members|
         words.shift
-        members.each { |item| item.result = result(words.shift) }
+        members.each { |item| set_result(item, words.shift) }
       end
     end
 
@@ -94,7 +88,7 @@ class Counterfoil
 
     # @param refused [String] e.g. "3:FULL 7:RANGE", counted from 1
     def set_repeated(refused, items)
-      refused.scan(/(\d+):(\S+)/) { |index, word| items[index.to_i - 1].result = NotCounted.new(word) }
+      refused.scan(/(\d+):(\S+)/) { |index, word| set_result(items[index.to_i - 1], word) }
     end
   end
 end

@@ -25,6 +25,24 @@ class Counterfoil
     # @raise [OutcomeUnknown, Misconfigured]
     def incr(id, delta = 1) = with_base(id) { |text| count_one(text, @family.integer(delta)) }
 
+    # Adds delta to the counter unless this was done before for the same request and id, by any process. A refusal at a bound
+    # stays, too.
+    #
+    # @param request [String] the name of the request, e.g. the id of a job: 1 to 64 bytes
+    # @param epoch [String, nil] as {#request_epoch} returned it before the first call; the current one by default
+    # @return [Integer] the value that the counter had then
+    # @raise (see #incr)
+    def incr_once(request, id, delta = 1, epoch: nil)
+      named = request(request, epoch)
+      with_base(id) { |text| count_one(text, @family.integer(delta), named) }
+    end
+
+    # @return [String] the epoch to store with a job before {#incr_once} is called for it
+    def request_epoch(request, id)
+      request(request)
+      @family.request_epoch(@family.partition(@family.id(id)))
+    end
+
     # Sets the counter.
     #
     # @return [Integer] the new value
@@ -80,7 +98,7 @@ class Counterfoil
 
     def add_group(args, items) = items.each_with_object(args << items.size) { |item, list| list << item.id << item.change }
 
-    def set_counted(words, items) = items.zip(words) { |item, word| item.result = result(word) }
+    def set_counted(words, items) = items.zip(words) { |item, word| set_result(item, word) }
 
     def set_repeated(words, items) = set_counted(words.split, items)
 

@@ -4,8 +4,9 @@ class Counterfoil
   # What buffered and cached counters share: calls of pairs of an id and a change, each with its own result. A subclass
   # defines `change(change)`, `add_group(args, items)`, `set_counted(words, items)`, `set_repeated(word, items)` and `result(word)`.
   class Counters
-    # A pair; `of` is how many partitions there are, `result` is an Integer, nil, or an error.
-    Item = Struct.new(:partition, :of, :id, :change, :result)
+    # A pair; `of` is how many partitions there are, `result` is an Integer, nil, or an error. `request` has a name and a stored
+    # generation or nil, `before` is true if it was counted before.
+    Item = Struct.new(:partition, :of, :id, :change, :request, :result, :before)
     private_constant :Item
 
     # @param key_names [Array<String>] of each partition
@@ -45,11 +46,15 @@ class Counterfoil
     end
 
     # Counts one pair, in a call with those of other threads.
-    def count_one(id, change)
-      item = item(id, change)
+    def count_one(id, change, request = nil)
+      item = item(id, change, request)
       commit(@family.home(item.partition), item.of).call(item)
+      yield item if block_given?
       result_of(item)
     end
+
+    # @return [Array(String, String)] a request's name, checked, and the epoch that is stored with it
+    def request(name, epoch = nil) = [@family.text(name, 64), epoch]
 
     def commit(home, of)
       @commits[[home, of]] || @mutex.synchronize { @commits[[home, of]] ||= GroupCommit.new { |batch| count(home, batch) } }
@@ -58,6 +63,7 @@ class Counterfoil
     def count(home, batch)
       batch.call ||= prepare(home, batch.items)
       set_results(@family.count(batch.call), batch.items)
+      @family.forget(home) if batch.call.requests.any? && batch.items.any? { |item| item.result.is_a?(OutcomeUnknown) }
     rescue Error => error
       batch.items.each { |item| item.result = error }
     end
@@ -65,21 +71,29 @@ class Counterfoil
     # Orders the items by partition, as the reply will be.
     def prepare(home, items)
       items.sort_by!(&:partition) if items.size > 1
-      keys, args = [], call_args
+      requests = items.each_with_index.filter_map { |item, i| [i + 1, *item.request] if item.request }
+      keys, args = [], [*call_args, requests.size]
       groups(items).each do |members|
         keys.concat(@keys[members[0].partition])
         add_group(args, members)
       end
-      @family.call(@script, home, keys, args, items[0].of)
+      @family.call(@script, home, keys, args, items[0].of, requests)
     end
 
     def set_results((status, *words), items) = status == "DUP" ? set_repeated(words[0], items) : set_counted(words, items)
 
+    def set_result(item, word)
+      item.before = word.is_a?(String) && word.start_with?("BEFORE:")
+      item.result = if word == "EXPIRED" then OutcomeUnknown.new(word, "Redis may have forgotten the request")
+                    else result(item.before ? word.delete_prefix("BEFORE:") : word)
+                    end
+    end
+
     def groups(items) = items.size == 1 ? [items] : items.chunk_while { |a, b| a.partition == b.partition }
 
-    def item(id, change)
+    def item(id, change, request = nil)
       id, of = @family.id(id), @family.partitions
-      Item.new(partition(id, of), of, id, change(change))
+      Item.new(partition(id, of, request), of, id, change(change), request)
     end
 
     def item_or_error(id, change)
@@ -88,7 +102,7 @@ class Counterfoil
       error
     end
 
-    def partition(id, of) = @family.partition(id, of)
+    def partition(id, of, _request) = @family.partition(id, of)
 
     def result_of(item) = item.result.is_a?(Error) ? raise(item.result) : item.result
 

@@ -6,12 +6,9 @@ require "zlib"
 class Counterfoil
   # A family of counters: its keys, settings and epochs, and its counting calls.
   class Family
-    # What a home replied: the epoch, the one before, and the family's settings. `until` is when to ask again, and `ids` matches
-    # the ids that can have a row.
-    Epoch = Struct.new(:now, :before, :partitions, :settings, :until, :ids) do
-      # @param stored [String, nil] an epoch that was stored with a request
-      def knows?(stored) = stored.nil? || stored == now || stored == before
-
+    # What a home replied: the epoch, the generation of requests, and the family's settings. `until` is when to ask again, and
+    # `ids` matches the ids that can have a row.
+    Epoch = Struct.new(:now, :generation, :partitions, :settings, :until, :ids) do
       # @return [String] the id, unless it can have no row
       def check(id)
         return id if ids.match?(id)
@@ -19,8 +16,8 @@ class Counterfoil
         raise NotCounted.new("BADID", "#{id.inspect} can have no row, expected #{settings["ids_in_words"]}")
       end
     end
-    # A counting call, whose repeats are the same.
-    Call = Struct.new(:script, :home, :keys, :args, :of, :epoch, :caller, :is_sent, :reply)
+    # A counting call, whose repeats are the same. `requests` has the number of a pair, a name, and a stored generation or nil.
+    Call = Struct.new(:script, :home, :keys, :args, :of, :requests, :epoch, :caller, :is_sent, :reply)
     VALID_FOR = 30
     CONFIGURED_WITHIN = 3 # the daemon takes what is wanted every second
     PAUSE = 0.05
@@ -66,8 +63,9 @@ class Counterfoil
 
     # @param of [Integer] how many partitions the family had when the keys were chosen
     # @return [Call] a counting call that has not been sent
-    def call(script, home, keys, args, of)
-      Call.new(script, home, fence(home) + keys, args, of, checked(epoch(home), of).now, @callers.take, false)
+    def call(script, home, keys, args, of, requests = [])
+      keys += memories(home) if requests.any?
+      Call.new(script, home, fence(home) + keys, args, of, requests, checked(epoch(home), of), @callers.take, false)
     end
 
     # Makes a counting call, once. It may be called again for a call that was interrupted.
@@ -76,7 +74,8 @@ class Counterfoil
     def count(call)
       until call.reply
         is_lost, call.is_sent = call.is_sent, true
-        args = [call.caller.name, call.caller.n, call.epoch, "", *call.args]
+        tail = call.requests.flat_map { |pair, name, stored| [pair, name, stored || call.epoch.generation] }
+        args = [call.caller.name, call.caller.n, call.epoch.now, "", *call.args, *tail]
         reply, only, is_lost = @connection.call(call.script, call.keys, args, is_lost)
         unless expired?(reply, call.home)
           call.reply = reply # before others use the name: the call may be interrupted now, and is not sent again
@@ -86,7 +85,7 @@ class Counterfoil
         raise OutcomeUnknown, "EXPIRED" unless only
 
         call.is_sent = false
-        call.epoch = checked(epoch(call.home), call.of).now
+        call.epoch = checked(epoch(call.home), call.of)
         @callers.step(call.caller)
       end
       raise OutcomeUnknown.new("MISMATCH", "#{@name} has changed in Redis") if is_lost && call.reply[0] == "MISMATCH"
@@ -94,23 +93,13 @@ class Counterfoil
       call.reply
     end
 
-    # Makes a counting call whose caller is its request, as long as Redis remembers requests of `epoch`.
-    def count_request(caller, epoch, home, keys, args, of)
-      is_lost = false
-      ROUNDS.times do
-        known = epoch(home)
-        known = epoch(home, fresh: true) unless known.knows?(epoch) # it may be newer
-        raise OutcomeUnknown.new("EXPIRED", "Redis may have forgotten #{caller}") unless known.knows?(epoch)
+    # The generation of requests: a job that runs later needs the one that Redis has now.
+    #
+    # @return [String]
+    def request_epoch(partition) = epoch(home(partition), fresh: true).generation
 
-        epoch ||= known.now
-        args_of_call = [caller, 1, checked(known, of).before, "", *args]
-        reply, _, is_lost = @connection.call("buffered_add", fence(home) + keys, args_of_call, is_lost)
-        return reply unless expired?(reply, home)
-      end
-      raise OutcomeUnknown, "EXPIRED"
-    rescue NotCounted, Misconfigured => error
-      raise is_lost ? OutcomeUnknown.new(error.reason, error.detail) : error
-    end
+    # Forgets the epoch of a home: Redis has another generation of requests.
+    def forget(home) = @epochs = @epochs.except(home)
 
     # Makes the counting call of the block, and another one with new settings if the family has changed in Redis.
     #
@@ -199,6 +188,8 @@ class Counterfoil
 
     def fence(home) = @fences[home] ||= keys(home, "calls", "calls_before").freeze
 
+    def memories(home) = keys(home, "requests", "requests_before")
+
     # Refuses a call for another number of partitions: the reconciler may not drain the one that was chosen.
     def checked(known, of)
       return known if known.partitions == of
@@ -209,7 +200,7 @@ class Counterfoil
     def expired?(reply, home)
       raise OutcomeUnknown.new("PASSED", "another process uses this caller's name") if reply[0] == "PASSED"
 
-      reply[0] == "EXPIRED" && (@epochs = @epochs.except(home))
+      reply[0] == "EXPIRED" && forget(home)
     end
 
     def ask(home)
@@ -232,7 +223,7 @@ class Counterfoil
     end
 
     def family_epoch(home)
-      read("family_epoch", fence(home), [@kind, @known ? @known.partitions : "", "", ""])
+      read("family_epoch", fence(home) + memories(home), [@kind, @known ? @known.partitions : "", "", ""])
     rescue NotCounted => error
       raise error.temporary? ? NotCounted.new("no epoch", error.detail, temporary: true) : error
     end

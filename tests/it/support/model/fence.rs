@@ -222,9 +222,8 @@ impl Family {
         if began_at > now || now - began_at >= EPOCH_MS {
             return None;
         }
-        let epochs = [self.get("=now")?, self.get("=before")?].map(text);
-        let known = [known_kind, right, settings].map(text);
-        Some(reply("OK", epochs.into_iter().chain(known)))
+        let known = [self.get("=now")?, "", &known_kind, &right, &settings].map(text);
+        Some(reply("OK", known))
     }
 
     pub(super) fn begin(&mut self, now: u64, name: &str) {
