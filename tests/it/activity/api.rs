@@ -60,7 +60,7 @@ async fn a_read_that_stands_still_holds_up_no_other_for_longer_than_its_limit() 
 async fn a_wrong_touch_is_refused_by_name() {
     let (pair, online) = Pair::of(family("refused")).await;
     for (page, visitor, what) in [
-        ("", vec![1], "page"),
+        ("", vec![1], "it has 0 bytes"),
         ("/", vec![], "0 bytes"),
         ("/", vec![7; 256], "256 bytes"),
     ] {
