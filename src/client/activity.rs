@@ -94,7 +94,7 @@ impl Activity {
         self.family().check_visitor(visitor.as_ref())?;
         let key = visit::key(page, visitor.as_ref());
         let result = self.handle.add(&key, 1, true).await?;
-        match Outcome::of(result, false, self.family(), page)? {
+        match Outcome::of(result, self.family(), page)? {
             Outcome::Counted(_) => Ok(()),
             refused => {
                 let family = self.family();
