@@ -1,5 +1,6 @@
 //! The program `counterfoil` in use, with real servers.
 
+mod another_language;
 mod client;
 mod clients;
 mod commands;
