@@ -96,6 +96,7 @@ fn documents() -> BTreeMap<PathBuf, Document> {
             "ARCHITECTURE.md",
             "CHANGELOG.md",
             "lua/README.md",
+            "lua/vectors/README.md",
             "clients/README.md",
         ]
         .map(PathBuf::from),
