@@ -96,7 +96,7 @@ fn documents() -> BTreeMap<PathBuf, Document> {
             "ARCHITECTURE.md",
             "CHANGELOG.md",
             "lua/README.md",
-            "lua/vectors/README.md",
+            "lua/vectors.md",
             "clients/README.md",
         ]
         .map(PathBuf::from),

@@ -103,7 +103,8 @@ local function add(buffer, id, settled, change)
     and is_small(pending) and is_small(after)
   local added = is_exact and not is_out and pcall('HINCRBY', buffer, id, delta)
   if type(added) == 'number' then return after end
-  return nil, found
+  -- a table is an error of Redis: a command that the user must not execute
+  return nil, found, type(added) == 'table'
 end
 
 local now_ms, name
@@ -202,7 +203,8 @@ for k = 3, last_key, 4 do
       is_noted = true
       local change, settled = ARGV[arg_before + 2 * i], saved
       if cut[i] then settled = saved + (tonumber(cut[i]) or nan) end
-      local amount, after, waiting = change == '1' and 1 or tonumber(change) or nan, nil, nil
+      local amount = change == '1' and 1 or tonumber(change) or nan
+      local after, waiting, is_broken
       local ends = settled + amount
       -- a change that fits without what is pending mostly fits with it, too
       if ends >= low and ends <= high and settled >= low and settled <= high
@@ -215,12 +217,12 @@ for k = 3, last_key, 4 do
           after = nil
         end
       end
-      if not after then after, waiting = add(buffer, id, settled, change) end
+      if not after then after, waiting, is_broken = add(buffer, id, settled, change) end
       if after then
         changes = changes + 1
         is_long = is_long or after >= 1e14 or after <= -1e14
       end
-      word = after or refusal(base, settled, cut[i], waiting)
+      word = after or is_broken and 'BADSTATE' or refusal(base, settled, cut[i], waiting)
     elseif id == '' or #id > 255 then
       word = 'BADID'
     elseif row and not row:find('^ticket ') then

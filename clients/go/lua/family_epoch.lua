@@ -101,8 +101,8 @@ if not age or age < 0 or age >= 60000 then
     '=partitions', right, '=database', database, '=description', description,
     '=settings', settings }
   for setting in settings:gmatch('%S+') do
-    values[#values + 1] = '=' .. setting
-    values[#values + 1] = redis.call('HGET', calls, '=' .. setting) or ''
+    local value = redis.call('HGET', calls, '=' .. setting)
+    if value then values[#values + 1], values[#values + 2] = '=' .. setting, value end
   end
   if now then age_memory(calls, calls_before, now) end
   redis.call('HSET', calls, unpack(values))

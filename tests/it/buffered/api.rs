@@ -14,7 +14,7 @@ async fn bad_input_is_refused_by_name_and_nothing_is_written() {
     for (counters, id, text) in [
         (&own, "", "0 bytes"),
         (&own, &*"x".repeat(256), "256 bytes"),
-        (&visitors, "12345", "segments"),
+        (&visitors, "12345", "nothing is left for column day"),
         (&visitors, "12345/2014-02-30", "column day"),
         (&visitors, "012345/2014-02-28", "column store_id"),
     ] {
