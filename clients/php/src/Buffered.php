@@ -73,6 +73,7 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
+        self::checkId($request, 64, isText: false);
         [$id, $delta] = [$this->checkRow($id), self::checkDelta($delta)];
         $hash = $this->hashOfRequest($request, $id);
         $args = [1, 1, 2, $id, $delta, $id, 0];  // one request, see Family::count

@@ -118,10 +118,13 @@ class ErrorsTest < ClientTest
     assert_kind_of RedisClient::CannotConnectError, error.cause.cause
   end
 
+  # whether a command asks for the epoch
+  def asks?(command) = command[5].to_s.end_with?(":requests")
+
   # a server or proxy that answers each call with this error
   def error_after_epoch(message, resends: true)
     wrapper = Wrapper.new(@redis) do |redis, command|
-      command[2] == 4 ? raise(Redis::CommandError, message) : redis.call(*command)
+      command[2] == 4 && !asks?(command) ? raise(Redis::CommandError, message) : redis.call(*command)
     end
     views = Counterfoil.new(wrapper, NAMESPACE, retry_for: 0.1, is_own: !resends).buffered("views")
     assert_raises(Counterfoil::Error) { views.add(@id) }
@@ -149,7 +152,7 @@ class ErrorsTest < ClientTest
   def test_a_name_that_passed_is_not_used_again
     names = []
     wrapper = Wrapper.new(@redis) do |redis, command|
-      names << command[command[2] + 3] if command[2] == 4
+      names << command[command[2] + 3] if command[2] == 4 && !asks?(command)
       names.size == 1 ? ["PASSED"] : redis.call(*command)
     end
     views = client(wrapper).buffered("views")
@@ -160,7 +163,7 @@ class ErrorsTest < ClientTest
   # the windows have changed, so the first arrival may be executed when it arrives at last
   def test_a_call_that_may_arrive_late_is_not_made_anew_for_other_settings
     replies = [-> { raise Redis::TimeoutError }, -> { ["MISMATCH"] }]
-    redis = Wrapper.new(@redis) { |client, command| command[2] > 2 ? replies.shift.call : client.call(*command) }
+    redis = Wrapper.new(@redis) { |client, command| asks?(command) ? client.call(*command) : replies.shift.call }
     error = assert_raises(Counterfoil::OutcomeUnknown) { client(redis).series("hits").add("site") }
     assert_equal ["MISMATCH", []], [error.reason, replies]
   end
@@ -214,7 +217,7 @@ class ErrorsTest < ClientTest
     full = RedisClient::CheckoutTimeoutError.new("Couldn't checkout a connection in time")
     { "RedisClient::Pooled" => "NotCounted unreachable", "RedisClient::Cluster" => "OutcomeUnknown no reply" }.each do |name, expected|
       refusing = Class.new(Wrapper) { define_singleton_method(:name) { name } }
-      wrapper = refusing.new(@redis) { |redis, command| command[2] == 4 ? raise(full) : redis.call(*command) }
+      wrapper = refusing.new(@redis) { |redis, command| command[2] == 4 && !asks?(command) ? raise(full) : redis.call(*command) }
       id = (1..).lazy.map { |i| "#{@id}/#{i}" }.find { |one| Zlib.crc32(one) % 4 == 0 } # the partition that has an epoch
       error = assert_raises(Counterfoil::Error) { client(wrapper, retry_for: 0).buffered("views").add(id) }
       assert_equal expected, "#{error.class.name.delete_prefix("Counterfoil::")} #{error.reason}"

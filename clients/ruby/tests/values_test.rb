@@ -155,6 +155,7 @@ class ValuesTest < ClientTest
     assert_equal 5, @views.value(@id)
     assert_raises(Counterfoil::OutcomeUnknown) { @views.add_once("job", @id, 5, epoch: "0" * 16) }
     assert_equal [true, false], Array.new(2) { @counterfoil.buffered("wide").add_once("job", @id) }
+    @views.add(@id)
     @redis.hdel("cf1:{#{NAMESPACE}/views/0}:requests", %w[=now =before =began_at]) # as after a reset
     assert_raises(Counterfoil::OutcomeUnknown) { @views.add_once("next", @id) }
     assert_equal [true, false], Array.new(2) { @views.add_once("next", @id) }

@@ -342,6 +342,11 @@ impl Tally {
             "add_once" if reply["returns"] != false => {
                 count(&json!([call.args[1], call.args.get(2)]), &reply["error"]);
             }
+            // it returns the same value when it counted before
+            "incr_once" => count(
+                &json!([call.args[1], call.args.get(2)]),
+                &json!("outcome_unknown"),
+            ),
             // a flush settles it
             "later" => count(&json!(call.args), &json!("outcome_unknown")),
             "add_many" => {

@@ -145,10 +145,10 @@ class Entry:
     partition: int
     change: Any
     deadline: float
-    request: Request | None = None
     result: Any = None
     settled: bool = False
     is_alone: bool = False  # in its call, after one with others was refused
+    request: Request | None = None
 
 
 class Channel:
@@ -320,16 +320,16 @@ class Channel:
         of all."""
         for error in (change, known):
             if isinstance(error, CounterfoilError):
-                return Entry(None, 0, change, deadline, request, error, settled=True)
+                return Entry(None, 0, change, deadline, error, settled=True)
         try:
             change = self.family.checked(known, change)
         except CounterfoilError as error:
-            return Entry(None, 0, change, deadline, request, error, settled=True)
+            return Entry(None, 0, change, deadline, error, settled=True)
         partition = self.family.partition(known, change, request)
         number = 0 if self.family.spans_partitions and not self.client.is_cluster else partition
         key = number, known.partitions
         queue = self._queues.get(key) or self._queues.setdefault(key, Queue(self.home(number), key[1]))
-        return Entry(queue, partition, change, deadline, request)
+        return Entry(queue, partition, change, deadline, request=request)
 
     async def settle(self, entries: list[Entry]) -> list[Any]:
         """Puts entries into their queues, and makes calls until all are counted, or waits for the caller that

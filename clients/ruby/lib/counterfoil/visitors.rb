@@ -1,5 +1,7 @@
 # frozen_string_literal: true
 
+require "date"
+
 class Counterfoil
   # Counts each visitor of a scope once a day.
   #
