@@ -400,7 +400,10 @@ fn the_manifest_is_up_to_date() {
 #[test]
 fn the_readme_links_every_counting_script() {
     let readme = read("README.md");
-    for Script { name, file, keys, .. } in bundle() {
+    for Script {
+        name, file, keys, ..
+    } in bundle()
+    {
         let counts = keys.iter().any(|key| key.name == "calls_before") && name != "family_epoch";
         let is_linked = readme.contains(&format!("[`{name}`]({file})"));
         assert!(is_linked || !counts, "lua/README.md does not link {name}");

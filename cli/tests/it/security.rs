@@ -414,7 +414,7 @@ async fn reads_by_http_write_nothing() {
     )
     .await
     .json();
-    assert_eq!(reply["values"], json!([15, 20, 40, 0]));
+    assert_eq!(reply["values"], json!([15, 20, 40, null]));
     assert_eq!(site.printed(&["get", "shop/votes", "3"]).await, "3\t30\n");
     assert_eq!(changes().await, before);
 }
