@@ -28,7 +28,7 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function add(string|int $id, int|float $delta = 1): ?int {
-        [$id, $delta] = [$this->checkRow($id), self::checkDelta($delta)];
+        [$delta, $id] = [self::checkDelta($delta), $this->checkRow($id)];
         $args = [0, 1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
         $hash = $this->hashOf($id, $this->ask()['settings']);
         return self::pendingOf($this->count($this->call('buffered_add', $hash, ['buffer', 'meta'], $args)));
@@ -74,7 +74,7 @@ final class Buffered extends StoredFamily {
      */
     public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
         self::checkId($request, 64, isText: false);
-        [$id, $delta] = [$this->checkRow($id), self::checkDelta($delta)];
+        [$delta, $id] = [self::checkDelta($delta), $this->checkRow($id)];
         $hash = $this->hashOfRequest($request, $id);
         $args = [1, 1, 2, $id, $delta, $id, 0];  // one request, see Family::count
         $call = $this->call('buffered_add', $hash, ['buffer', 'meta'], $args, [$request, $epoch]);
