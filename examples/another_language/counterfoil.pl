@@ -12,15 +12,12 @@ use IO::Socket::UNIX;
 use JSON::PP qw(decode_json);
 use Socket qw(SOL_SOCKET SO_RCVTIMEO);
 use Time::HiRes qw(time sleep);
-
 my ($socket, $namespace, $scripts, $daemon) = @ARGV;
 my ($caller, $n, $redis, %source, %family) = (random(8), 0);
-
 sub random { open my $file, '<:raw', '/dev/urandom' or die; read $file, my $bytes, $_[0]; unpack 'H*', $bytes }
 
 # Redis: a reply, or an exception. LOST: the call may have been executed. UNSENT: it was not
 sub lost { undef $redis; die "LOST no reply\n" }
-
 sub reply {
   my ($type, $rest) = (<$redis> // lost()) =~ /^(.)(.*)\r\n\z/s or lost();
   return { error => $rest } if $type eq '-';
@@ -49,7 +46,7 @@ sub script {
 
 # The family
 sub keys_of { my ($name, $partition, @keys) = @_; map {"cf1:{$namespace/$name/$partition}:$_"} @keys }
-
+sub checked { my ($family, $id) = @_; $id =~ /\A(?:$family->{ids})\z/ ? $id : die "NOTCOUNTED BADID $id\n" }
 sub family {
   my ($name) = @_;
   return $family{$name} if $family{$name} && time < $family{$name}{until};
@@ -64,8 +61,6 @@ sub family {
     sleep 0.05;
   }
 }
-
-sub checked { my ($family, $id) = @_; $id =~ /\A(?:$family->{ids})\z/ ? $id : die "NOTCOUNTED BADID $id\n" }
 
 # Makes a counting call until its outcome is known, and returns the last word of its reply. `make` returns keys and arguments.
 sub count {
