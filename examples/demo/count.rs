@@ -52,7 +52,10 @@ impl PlainCount {
     fn add(&mut self, hit: Hit) {
         for name in hit.series() {
             self.one(REQUESTS, hour_id(hit.hour, &name));
-            self.one(REQUESTS, day_id(&hit.day, &name));
+            self.one(
+                REQUESTS,
+                day_id(hit.hour.div_euclid(86_400) * 86_400, &name),
+            );
         }
         let Hit {
             visitor,
@@ -87,8 +90,8 @@ pub fn hour_id(start: i64, name: &str) -> String {
 }
 
 /// Returns the id under which a day of a series is stored.
-pub fn day_id(day: &str, name: &str) -> String {
-    format!("day/{day}/{name}")
+pub fn day_id(start: i64, name: &str) -> String {
+    format!("86400s/{start}/{name}")
 }
 
 impl Totals {

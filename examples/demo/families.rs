@@ -18,6 +18,9 @@ pub const PAGE_VIEWS: &str = "page_views";
 pub const DAILY_HITS: &str = "daily_hits";
 pub const STATUS_CODES: &str = "status_codes";
 pub const REQUESTS: &str = "requests";
+/// A day of the log, which is in UTC. The calendar's days are those around the current time, and the
+/// demo counts at the log's times.
+pub const DAY: Precision = Precision::Seconds(86_400);
 pub const VISITORS: &str = "visitors";
 
 /// The time that a batch waits before it goes to MySQL. The default of 2.5 s suits an append-only
@@ -84,8 +87,8 @@ pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
         .value("hits");
     // far shorter than the log: slices that have left the windows are in MySQL
     let requests = Family::series(NAMESPACE, REQUESTS)
-        .windows([(Precision::HOUR, 24), (Precision::Day, 2)])
-        .keep([Precision::HOUR, Precision::Day])
+        .windows([(Precision::HOUR, 24), (DAY, 2)])
+        .keep([Precision::HOUR, DAY])
         .sync_time(SYNC_TIME)
         .durability(settle);
     let visits = Table::upsert(VISITORS)

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use counterfoil::{Day, Family, Precision, Series, Slice};
+use counterfoil::{Family, Precision, Series, Slice};
 use futures_util::TryStreamExt;
 
 use crate::Result;
 use crate::count::{PlainCount, Totals, day_id, hour_id};
-use crate::families::{Opened, REQUESTS, VISITORS};
+use crate::families::{self, Opened, REQUESTS, VISITORS};
 use crate::log::SITE;
 
 const HOUR: i64 = 3600;
@@ -32,9 +32,9 @@ pub async fn read(opened: &Opened, counted: &PlainCount) -> Result<Totals> {
             totals.insert(REQUESTS, hour_id(seconds(start)?, name), count);
         }
         for Slice { start, count } in
-            slices(&opened.requests, name, Precision::Day, DAY, counted).await?
+            slices(&opened.requests, name, families::DAY, DAY, counted).await?
         {
-            totals.insert(REQUESTS, day_id(&Day::of(start)?.to_string(), name), count);
+            totals.insert(REQUESTS, day_id(seconds(start)?, name), count);
         }
     }
     read_visitors(opened, &mut totals).await?;

@@ -1,8 +1,9 @@
 //! The summary that the demo prints at the end.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
+use counterfoil::Day;
 use indicatif::HumanCount;
 
 use crate::count::{Difference, PlainCount, Totals};
@@ -189,10 +190,11 @@ fn print_days(mysql: &Totals) {
 }
 
 /// Returns the day of the id if the id belongs to the whole site.
-fn site_day(id: &str) -> Option<&str> {
-    id.strip_prefix("day/")?
-        .strip_suffix(SITE)?
-        .strip_suffix('/')
+fn site_day(id: &str) -> Option<String> {
+    let start = id.strip_prefix("86400s/")?.strip_suffix(SITE)?;
+    let start = start.strip_suffix('/')?.parse().ok()?;
+    let day = Day::of(UNIX_EPOCH + Duration::from_secs(start)).ok()?;
+    Some(day.to_string())
 }
 
 fn print_compared(figures: &Figures, Found { mysql, read }: &Found, counted: &PlainCount) {
