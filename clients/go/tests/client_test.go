@@ -238,16 +238,20 @@ func TestContext(t *testing.T) {
 			must(t, err)
 		}()
 	}
+	await := func(calls int) {
+		for len(arrived) < calls {
+			time.Sleep(time.Millisecond)
+		}
+	}
 	add(100_000)
+	await(1) // or both would share a call
 	leaving, leave := context.WithCancel(ctx)
 	left := make(chan error)
 	go func() {
 		_, err := views.Add(leaving, id, 10_000)
 		left <- err
 	}()
-	for len(arrived) < cap(arrived) {
-		time.Sleep(time.Millisecond)
-	}
+	await(2)
 	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancel()
 	_, err = views.Add(short, id, 100) // leaves the queue

@@ -108,7 +108,7 @@ func TestValues(t *testing.T) {
 
 func TestConnectionsToADaemonAreKept(t *testing.T) {
 	s := stubOf(t, http.StatusOK, nil)
-	views := viewsBy(t, counterfoil.Options{Daemons: []string{s.URL}, Token: "secret"})
+	views := viewsBy(t, counterfoil.Options{Daemons: []string{s.URL}, Token: "secret", RetryFor: 5 * time.Second})
 	for i := 0; i < 20; i++ {
 		value, err := views.Value(ctx, "a")
 		must(t, err)
@@ -140,7 +140,7 @@ func TestConnectionsToADaemonAreKept(t *testing.T) {
 func TestTheNextDaemon(t *testing.T) {
 	second := http.Header{"Retry-After": {"1"}}
 	busy, s := stubOf(t, http.StatusServiceUnavailable, second), stubOf(t, http.StatusOK, nil)
-	views := viewsBy(t, counterfoil.Options{Daemons: []string{nobody, busy.URL, s.URL}})
+	views := viewsBy(t, counterfoil.Options{Daemons: []string{nobody, busy.URL, s.URL}, RetryFor: 5 * time.Second})
 	for i := 0; i < 10; i++ {
 		value, err := views.Value(ctx, "a")
 		must(t, err)
