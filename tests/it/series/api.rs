@@ -187,7 +187,7 @@ async fn top_lists_are_one_statement_each() {
         .unwrap();
         let row = |(page, hits): (Vec<u8>, String)| (String::from_utf8(page).unwrap(), hits);
         tops.push(rows.into_iter().map(row).collect::<Vec<_>>());
-        let explain = sqlx::AssertSqlSafe(format!("EXPLAIN {statement}"));
+        let explain = sqlx::AssertSqlSafe(format!("EXPLAIN FORMAT=TRADITIONAL {statement}"));
         let plan = sqlx::query(explain).fetch_one(&mut *session).await.unwrap();
         let key: Option<String> = sqlx::Row::get(&plan, "key");
         assert_eq!(key.as_deref(), Some("top"), "{statement}");
