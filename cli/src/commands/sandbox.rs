@@ -23,6 +23,7 @@ use super::Context;
 use crate::config::PairConfig;
 use crate::exit::{Exit, Failure};
 use crate::families;
+use crate::http::problem::Problem;
 use crate::output::message;
 use crate::signals;
 
@@ -128,13 +129,11 @@ impl Sandbox {
         let opened = self
             .open(name)
             .await
-            .map_err(|error| problem(error.message))?;
-        let opened = opened.ok_or_else(|| not_found(format!("no family {name:?}")))?;
-        match families::values(&opened, ids).await {
-            Ok(Some(values)) => Ok(Json(json!({"family": name, "values": values}))),
-            Ok(None) => Err(not_found(format!("{name} has no values"))),
-            Err(error) => Err(problem(format!("{error:#}"))),
-        }
+            .map_err(|failure| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, failure.message))?;
+        let opened = opened.ok_or_else(|| Problem::not_found(format!("no family {name:?}")))?;
+        let values = families::values(&opened, ids).await?;
+        let values = values.ok_or_else(|| Problem::not_found(format!("{name} has no values")))?;
+        Ok(Json(json!({"family": name, "values": values})))
     }
 }
 
@@ -157,19 +156,7 @@ async fn open_wanted(sandbox: Arc<Sandbox>) {
     }
 }
 
-/// A reply like that of the daemon, or a problem.
-type Reply = Result<Json<Value>, (StatusCode, Json<Value>)>;
-
-fn not_found(error: String) -> (StatusCode, Json<Value>) {
-    (StatusCode::NOT_FOUND, Json(json!({"error": error})))
-}
-
-fn problem(error: String) -> (StatusCode, Json<Value>) {
-    (
-        StatusCode::INTERNAL_SERVER_ERROR,
-        Json(json!({"error": error})),
-    )
-}
+type Reply = Result<Json<Value>, Problem>;
 
 #[derive(Deserialize)]
 struct ValuesParams {

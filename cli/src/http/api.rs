@@ -174,7 +174,7 @@ struct ValuesParams {
     id: Vec<String>,
 }
 
-/// The same as a body, since the head of a request has no room for many ids.
+/// The ids of [`ValuesParams`] in a body, since the head of a request has no room for many.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ValuesList {

@@ -8,7 +8,7 @@ mod family;
 mod logins;
 mod middleware;
 mod page;
-mod problem;
+pub mod problem;
 
 use std::slice;
 use std::sync::Arc;
