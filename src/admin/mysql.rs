@@ -133,7 +133,8 @@ impl MysqlStore {
                     findings.extend(shared_column(family, &registered));
                     let described = |one: &&Family| one.table == family.table;
                     let refused = families.iter().filter(described);
-                    let refused = refused.filter_map(|one| one.check_bounds(&target.range).err());
+                    let columns = target.definition.as_deref();
+                    let refused = refused.filter_map(|one| one.check_bounds(columns).err());
                     findings.extend(refused.map(|error| {
                         let subject = format!("mysql table {}", target.name);
                         let advice = "Change the bound, or the type of the column";

@@ -13,6 +13,15 @@ use super::table::{KeyType, Table};
 pub struct Columns {
     /// The key columns, in the order of the description.
     pub keys: Vec<Extent>,
+    /// The values that the value column can hold, as far as they are i64s.
+    pub values: RangeInclusive<i64>,
+}
+
+impl Columns {
+    /// Returns the values that a row can have: all, while the columns are unknown.
+    pub(crate) fn values(columns: Option<&Columns>) -> RangeInclusive<i64> {
+        columns.map_or(i64::MIN..=i64::MAX, |columns| columns.values.clone())
+    }
 }
 
 /// The values of its type that a key column can hold.

@@ -2,7 +2,6 @@
 //! file share.
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use jiff::{Span, SpanRelativeTo};
@@ -142,17 +141,14 @@ impl Family {
 
     /// Returns the settings that scripts read, which `family_configure` writes beside the epoch.
     /// `rows` are the values that the family's rows can have.
-    pub(crate) fn script_settings(
-        &self,
-        rows: &RangeInclusive<i64>,
-    ) -> Vec<(&'static str, String)> {
+    pub(crate) fn script_settings(&self, columns: Option<&Columns>) -> Vec<(&'static str, String)> {
         let mut settings = vec![("max_pending", self.max_pending.to_string())];
         if self.takes_requests() {
             let millis = self.remember_requests.as_millis().to_string();
             settings.push(("remember_requests", millis));
         }
         if let Some(retention) = self.retention() {
-            let bounds = retention.bounds(rows);
+            let bounds = retention.bounds(&Columns::values(columns));
             let no_row = if self.makes_rows() { "0" } else { "refused" };
             settings.extend([
                 ("min", bounds.start().to_string()),

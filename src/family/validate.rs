@@ -10,6 +10,7 @@ use super::settings::{FamilySettings, KindName, Time};
 use super::{Durability, Family};
 use crate::error::{Error, Result};
 use crate::family::calendar::{Calendar, Precision};
+use crate::family::row_id::Columns;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -152,15 +153,16 @@ impl Family {
         }
     }
 
-    /// Refuses a bound of a cached counter that no row in this range can have.
-    pub(crate) fn check_bounds(&self, rows: &RangeInclusive<i64>) -> Result<()> {
+    /// Refuses a bound of a cached counter that no row in these columns can have.
+    pub(crate) fn check_bounds(&self, columns: Option<&Columns>) -> Result<()> {
         let Some(Retention { min, max, .. }) = self.retention() else {
             return Ok(());
         };
+        let values = Columns::values(columns);
         for (setting, bound) in [("min", min), ("max", max)] {
-            if let Some(bound) = bound.filter(|bound| !rows.contains(bound)) {
+            if let Some(bound) = bound.filter(|bound| !values.contains(bound)) {
                 let column = self.table.as_ref().map_or("value", |table| &table.value);
-                let (low, high) = rows.clone().into_inner();
+                let (low, high) = values.into_inner();
                 let wrong = format!("{bound} is not a value of column {column}, {low} to {high}");
                 return Err(Error::mismatch(format!("{self}: {setting} {wrong}")));
             }

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::family::Family;
 use crate::metrics;
 use crate::scripts::partition::PairResult;
-use crate::store::{Incarnation, Registered, Store};
+use crate::store::{Columns, Incarnation, Registered, Store};
 
 /// The reason why hits are refused after a shutdown.
 pub const SHUT_DOWN: &str = "the pair was shut down";
@@ -45,23 +45,24 @@ impl Opened {
         }
     }
 
-    /// Returns whether this is the family as now configured. Stores the database's number for it if
-    /// it was unknown.
+    /// Returns whether this is the family as now configured. Stores what the database now says of it:
+    /// its number if it was unknown, and its columns.
     pub fn is_same(&self, family: &Family, registered: Option<&Arc<Registered>>) -> bool {
-        if let Some(registered) = registered
-            && self.family == *family
-        {
-            self.registered
-                .write()
-                .get_or_insert_with(|| registered.clone());
+        if self.is_served || self.family != *family {
+            return false;
         }
-        let is_known = || {
-            let known = self.known();
-            known
-                .zip(registered)
-                .is_none_or(|(known, new)| known == *new)
+        let Some(registered) = registered else {
+            return true;
         };
-        !self.is_served && self.family == *family && is_known()
+        let is_known = *self
+            .registered
+            .write()
+            .get_or_insert_with(|| registered.clone())
+            == *registered;
+        if is_known {
+            self.set_columns(registered.columns.clone());
+        }
+        is_known
     }
 
     /// Returns the family as registered in the database, and registers it if that failed when the
@@ -82,10 +83,17 @@ impl Opened {
         self.registered.read().clone()
     }
 
-    /// Returns the family as the database has it now: an operator may have changed the bounds of
-    /// cached counters, or altered their table. Otherwise, or if the database cannot be asked, it is
-    /// the known one.
+    /// Returns the family as the database has it now: an operator may have altered its table, or
+    /// changed the bounds of cached counters. What cannot be asked is as known.
     pub async fn registered_now(&self, store: &dyn Store) -> Result<Arc<Registered>> {
+        self.registered(store).await?;
+        match store.columns(&self.family).await {
+            Ok(columns) => self.set_columns(columns),
+            Err(error) => {
+                let (family, error) = (&self.family, format_args!("{error:#}"));
+                tracing::debug!(%family, %error, "the columns of a table were not read");
+            }
+        }
         let known = self.registered(store).await?;
         if !known.family.is_cached() {
             return Ok(known);
@@ -98,17 +106,18 @@ impl Opened {
         if is_moved || (now.number, &now.database) != (known.number, &known.database) {
             return Ok(known);
         }
-        if now.range != known.range {
-            let changed = Registered {
-                range: now.range.clone(),
-                ..(*known).clone()
-            };
-            *self.registered.write() = Some(Arc::new(changed));
-        }
         Ok(Arc::new(Registered {
             columns: known.columns.clone(),
             ..now
         }))
+    }
+
+    fn set_columns(&self, columns: Option<Arc<Columns>>) {
+        if let Some(registered) = &mut *self.registered.write()
+            && registered.columns != columns
+        {
+            Arc::make_mut(registered).columns = columns;
+        }
     }
 
     /// Refuses an id that can have no row, or a name or page whose kept ids can have none.
@@ -121,18 +130,6 @@ impl Opened {
             .as_ref()
             .and_then(|known| known.columns.as_deref());
         self.family.check_given(id, columns)
-    }
-
-    /// Reads the columns of the family's table again, so that their changes apply. If they cannot
-    /// be read, what was known of them stays.
-    pub async fn renew_columns(&self, store: &dyn Store) -> Result<()> {
-        let columns = store.columns(&self.family).await?;
-        if let Some(registered) = &mut *self.registered.write()
-            && registered.columns != columns
-        {
-            Arc::make_mut(registered).columns = columns;
-        }
-        Ok(())
     }
 
     /// Registers the family again, because the database does not have it as this process knows it.

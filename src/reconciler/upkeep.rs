@@ -24,11 +24,6 @@ impl Flusher {
             return Ok(Vec::new());
         };
         let store = &*self.shared.store;
-        opened.registered(store).await?;
-        if let Err(error) = opened.renew_columns(store).await {
-            let (family, error) = (&opened.family, format_args!("{error:#}"));
-            tracing::debug!(%family, %error, "the columns of a table were not read");
-        }
         let registered = opened.registered_now(store).await?;
         match self.begin_epochs(&registered).await {
             // the database has the current configuration

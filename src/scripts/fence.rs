@@ -1,7 +1,6 @@
 //! The fence by epochs (docs/protocol.md, section 3.2), which makes a call safe to repeat from any
 //! process.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -130,8 +129,6 @@ struct Described {
 pub struct Destination<'a> {
     /// The id of the database; empty while it is unknown.
     pub database: &'a str,
-    /// The values that the rows can have.
-    pub rows: RangeInclusive<i64>,
     /// The columns of the rows, if they are known.
     pub columns: Option<&'a Columns>,
 }
@@ -140,7 +137,6 @@ impl Destination<'_> {
     /// That of a family which no database has registered yet.
     pub const UNKNOWN: Destination<'static> = Destination {
         database: "",
-        rows: i64::MIN..=i64::MAX,
         columns: None,
     };
 }
@@ -305,7 +301,7 @@ impl Partition {
             borrowed(to.database),
             owned(family.description(to.columns)),
         ];
-        for (name, value) in family.script_settings(&to.rows) {
+        for (name, value) in family.script_settings(to.columns) {
             args.extend([borrowed(name), owned(value)]);
         }
         let mut reply = bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?;

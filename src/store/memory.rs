@@ -101,7 +101,6 @@ fn registered(number: usize, family: &Family) -> Registered {
         number: number as u64,
         // not checked: another store may count in the same Redis later
         database: String::new(),
-        range: i64::MIN..=i64::MAX,
         columns: None,
     }
 }

@@ -5,7 +5,6 @@ pub(crate) mod memory;
 pub(crate) mod mysql;
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -30,8 +29,6 @@ pub struct Registered {
     /// belongs to one database (docs/protocol.md, section 2). A store without an id, such as one in
     /// memory, is not checked.
     pub database: String,
-    /// The values that the family's rows can have: [`Store::range`].
-    pub range: RangeInclusive<i64>,
     /// The columns of its table as the database defines them; `None` for a store's own table, and
     /// while they are unknown.
     pub columns: Option<Arc<Columns>>,
@@ -41,7 +38,6 @@ impl Registered {
     pub(crate) fn destination(&self) -> Destination<'_> {
         Destination {
             database: &self.database,
-            rows: self.range.clone(),
             columns: self.columns.as_deref(),
         }
     }
@@ -49,8 +45,8 @@ impl Registered {
 
 impl PartialEq for Registered {
     fn eq(&self, other: &Self) -> bool {
-        let identity = |one: &Self| (one.number, one.database.clone(), one.range.clone());
-        self.family == other.family && identity(self) == identity(other)
+        let of = |one: &Self| (one.number, one.database.clone());
+        self.family == other.family && of(self) == of(other)
     }
 }
 
@@ -185,7 +181,8 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Returns the columns of the family's table as the database defines them now; `None` for a
-    /// store's own table. Ids that they cannot hold are refused before they count.
+    /// store's own table. Ids that they cannot hold are refused before they count, and so is a change
+    /// of a cached counter to a value that they cannot hold.
     ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) if the table differs from its description;
@@ -229,17 +226,6 @@ pub trait Store: Send + Sync + 'static {
         let _ = after;
         let cannot = format!("{before}: this store does not reconfigure families");
         Err(Error::mismatch(cannot))
-    }
-
-    /// Returns the values that the family's rows can have, by default those of an i64. They are
-    /// bounds of a cached counter: Redis refuses a change that no row could take.
-    ///
-    /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable;
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the table differs from its description.
-    async fn range(&self, family: &Family) -> Result<RangeInclusive<i64>> {
-        let _ = family;
-        Ok(i64::MIN..=i64::MAX)
     }
 
     /// Adds the next deltas of the batches to their rows, in one transaction. The caller repeats

@@ -73,7 +73,6 @@ impl Known {
             family,
             number: self.number,
             database: self.database,
-            range: i64::MIN..=i64::MAX,
             columns: None,
         }
     }

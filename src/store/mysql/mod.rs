@@ -22,7 +22,6 @@ pub(crate) mod statement;
 pub(crate) mod target;
 
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -170,27 +169,16 @@ impl MysqlStore {
 
     async fn register_with(&self, family: &Family, again: bool) -> Result<Registered> {
         self.ensure_tables().await?;
-        let target = self.target(family).await?;
-        let (range, columns) = (target.range.clone(), target.definition.clone());
-        family.check_bounds(&range)?;
+        let columns = self.columns(family).await?;
+        family.check_bounds(columns.as_deref())?;
         if family.is_cached() {
             self.leave_replica().await?;
         }
         let registered = families::register(&self.primary, family, again).await?;
         Ok(Registered {
-            range,
             columns,
             ..registered
         })
-    }
-
-    /// Completes a cached family that was read. Without its table it has the range of an i64.
-    async fn learn_range(&self, known: &mut Registered) {
-        if known.family.is_cached()
-            && let Ok(range) = self.range(&known.family).await
-        {
-            known.range = range;
-        }
     }
 
     /// Returns the number of statements that this store and its clones have sent, as the server
@@ -261,32 +249,18 @@ impl Store for MysqlStore {
         if self.creates_tables {
             self.ensure_tables().await?;
         }
-        let mut families = families::list(&self.primary).await?;
-        for (_, registered) in &mut families {
-            if let Ok(known) = registered {
-                self.learn_range(known).await;
-            }
-        }
-        Ok(families)
-    }
-
-    async fn range(&self, family: &Family) -> Result<RangeInclusive<i64>> {
-        Ok(self.target(family).await?.range.clone())
+        families::list(&self.primary).await
     }
 
     async fn find(&self, name: &str) -> Result<Option<Registered>> {
         if self.creates_tables {
             self.ensure_tables().await?;
         }
-        let mut found = families::find(&self.primary, name).await?;
-        if let Some(known) = &mut found {
-            self.learn_range(known).await;
-        }
-        Ok(found)
+        families::find(&self.primary, name).await
     }
 
     async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
-        after.check_bounds(&self.range(after).await?)?;
+        after.check_bounds(self.columns(after).await?.as_deref())?;
         families::reconfigure(&self.primary, before, after).await
     }
 

@@ -21,8 +21,6 @@ pub struct Shape {
     pub keys: Vec<Storage>,
     /// `true` if the value column refuses negative numbers.
     pub unsigned: bool,
-    /// The values of the value column, as far as they are valid i64s.
-    pub range: RangeInclusive<i64>,
     /// `true` if a column other than the key columns has AUTO_INCREMENT.
     pub is_numbered: bool,
     /// `true` if the value column may be NULL, which counts as 0.
@@ -96,7 +94,6 @@ impl Shape {
             index: "PRIMARY".to_owned(),
             keys: vec![Storage::Plain, Storage::Bytes],
             unsigned: false,
-            range: i64::MIN..=i64::MAX,
             is_numbered: false,
             nullable: false,
             columns: None,
@@ -269,11 +266,13 @@ impl Definition<'_> {
             index: index.clone(),
             keys: storages,
             unsigned: value.unsigned,
-            range: value.range(),
             is_numbered: columns
                 .any(|(name, column)| column.auto_increment && !keys.contains(name)),
             nullable: value.nullable,
-            columns: Some(Arc::new(Columns { keys: extents })),
+            columns: Some(Arc::new(Columns {
+                keys: extents,
+                values: value.values(),
+            })),
         })
     }
 
@@ -326,7 +325,7 @@ impl Column {
     }
 
     /// Returns the values of an integer column, as far as they are valid i64s.
-    fn range(&self) -> RangeInclusive<i64> {
+    fn values(&self) -> RangeInclusive<i64> {
         let (least, most) = self.numbers().into_inner();
         let least = i64::try_from(least).unwrap_or(i64::MIN);
         least..=i64::try_from(most).unwrap_or(i64::MAX)

@@ -4,7 +4,6 @@
 //! the table is looked up by its unique key, row by row: a scan would wait for the locks of
 //! unrelated transactions.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -35,8 +34,6 @@ pub struct Target {
     pub inserts: bool,
     /// `true` if the value column refuses negative numbers.
     pub unsigned: bool,
-    /// The values of the value column, as far as they are valid i64s.
-    pub range: RangeInclusive<i64>,
     /// `true` if the table numbers new rows itself. An upsert of a row that exists would use up a
     /// number, and without numbers left it would add to another counter's row.
     pub is_numbered: bool,
@@ -168,7 +165,6 @@ impl Target {
             label: format!("{} {}", table.describe(), table.unchanged.join(",")),
             inserts: table.missing == Missing::Insert,
             unsigned: shape.unsigned,
-            range: shape.range.clone(),
             is_numbered: shape.is_numbered,
             value: table.value.clone(),
             is_own,

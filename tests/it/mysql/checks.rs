@@ -117,7 +117,6 @@ async fn an_unreachable_database_is_a_finding_and_an_error() {
         family,
         number: 1,
         database: String::new(),
-        range: i64::MIN..=i64::MAX,
         columns: None,
     };
     let batches = [batch(&family.into(), 0, 1, [("a", 1)])];

@@ -131,7 +131,7 @@ proptest! {
     #[test]
     fn numbers_of_a_range_are_matched(most in any::<u64>(), shift in 0..64_u32, number in any::<u64>(), by in 0..64_u32) {
         let (most, number): (u64, u64) = (most >> shift, number >> by);
-        let columns = Columns { keys: vec![Extent::Numbers(0..=i128::from(most))], };
+        let columns = Columns { keys: vec![Extent::Numbers(0..=i128::from(most))], values: i64::MIN..=i64::MAX };
         let table = Table::upsert("t").key("k", Unsigned).value("n");
         let family = Family::buffered("a", "b").table(table).build().unwrap();
         let ids = given_ids(&family, Some(&columns));
