@@ -180,6 +180,18 @@ pub enum Command {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Takes over the families of a namespace whose hits in Redis went to another database, such as
+    /// a development database before it was reset, and drops what is pending
+    Adopt {
+        /// The namespace
+        namespace: String,
+        /// Asks nothing
+        #[arg(long)]
+        yes: bool,
+        /// Prints what would be dropped
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Prints the least privileges in Redis as an ACL rule
     Acl {
         #[command(flatten)]
@@ -290,6 +302,8 @@ pub enum RoleName {
     Daemon,
     /// Reads counters by the Lua scripts
     Reader,
+    /// Counts and reads by the Lua scripts, as an application with a client package does
+    Application,
 }
 
 #[derive(Subcommand)]

@@ -30,6 +30,21 @@ pub async fn open(
     counterfoil.open_any(family).await
 }
 
+/// Tells clients why a family was not opened.
+pub async fn refuse(
+    counterfoil: &Counterfoil,
+    configured: &FamilyConfig,
+    name: &str,
+    error: &Error,
+) {
+    let namespace = name.split('/').next().unwrap_or_default();
+    if let Ok(family) = configured.in_namespace(namespace)
+        && let Err(error) = counterfoil.refuse(&family, &format!("{error:#}")).await
+    {
+        tracing::debug!(family = name, error = %format_args!("{error:#}"), "clients do not learn why");
+    }
+}
+
 /// Returns the families in the database, and why this version does not understand others, by name.
 pub async fn registered(store: &dyn Store) -> Result<(Vec<Registered>, BTreeMap<String, String>)> {
     let (mut known, mut unknown) = (Vec::new(), BTreeMap::new());

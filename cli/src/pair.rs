@@ -17,6 +17,9 @@ use crate::config::{PairConfig, is_tls};
 /// the reason.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// The time limit of a command's or request's own calls: an operator waits longer than a page.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Connects to Redis. The first use of MySQL connects to it.
 pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
     let (redis, sentinels) = (&config.redis, &config.redis.sentinels);
@@ -36,7 +39,8 @@ pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
             Primary::connect_sentinel(sentinels, primary).await?.into()
         }
     };
-    Ok(Counterfoil::new(redis, store(config)).allow_evicting(config.allow_evicting))
+    let counterfoil = Counterfoil::new(redis, store(config)).allow_evicting(config.allow_evicting);
+    Ok(counterfoil.write_timeout(TIMEOUT).read_timeout(TIMEOUT))
 }
 
 /// Returns the store alone. Its first use connects to MySQL.

@@ -84,14 +84,19 @@ if ahead < 0 then return { 'PASSED' } end
 if ahead == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 
 -- a value that is not a number ends the script here, before the first write
-local max, ids, arg = (state[4] or 1000000) + 0, {}, 6
+local max, ids, arg = (state[4] or 1000000) + 0, requests > 0 and {}, 6
 for _ = 3, requests > 0 and last_key or 0, 2 do
   for i = arg + 2, arg + 2 * ARGV[arg + 1], 2 do ids[#ids + 1] = ARGV[i] end
   arg = arg + 2 + 2 * ARGV[arg + 1]
 end
 -- the requests, word for word the same in both scripts that take them: one that was counted before
 -- is not counted again (docs/protocol.md, 3.10)
-local field_of, word_of, fields, pair_of, fresh, mark = {}, {}, {}, {}, {}, ''
+local field_of, word_of, fields, pair_of, fresh, mark, got, decided, undecided
+-- a call without requests pays for none of these tables
+if requests > 0 then
+  field_of, word_of, fields, pair_of, fresh = {}, {}, {}, {}, {}
+  got, decided, undecided = {}, {}, {}
+end
 for i = 1, requests do
   local pair, request = tonumber(ARGV[tail + 3 * i - 3]), ARGV[tail + 3 * i - 2]
   if not ids[pair] or field_of[pair] or request == '' or #request > 64 then
@@ -128,9 +133,9 @@ end
 arg = 6
 -- what can be refused as a whole is refused here; below a pair can only fail by itself
 if caller == '' then call('HINCRBY', KEYS[4], 'hits', 0) else call('HSET', KEYS[1], caller, n) end
-if fresh[1] then call('HSET', KEYS[#KEYS - 1], unpack(fresh)) end
+if fresh and fresh[1] then call('HSET', KEYS[#KEYS - 1], unpack(fresh)) end
 -- with room for a call of one pair, since a table that grows is slow
-local reply, at, noted, decided, undecided, got = { 'OK', nil, nil }, 1, nil, {}, {}, {}
+local reply, at, noted = { 'OK', nil, nil }, 1, nil
 for k = 3, last_key, 2 do
   local buffer, meta, hits, done = KEYS[k], KEYS[k + 1], ARGV[arg], arg + 1 + 2 * ARGV[arg + 1]
   local refused, known = 0, 0
@@ -203,8 +208,8 @@ for k = 3, last_key, 2 do
   end
   arg = done + 1
 end
-if undecided[1] then call('HDEL', KEYS[#KEYS - 1], unpack(undecided)) end
-if decided[1] then call('HSET', KEYS[#KEYS - 1], unpack(decided)) end
+if requests > 0 and undecided[1] then call('HDEL', KEYS[#KEYS - 1], unpack(undecided)) end
+if requests > 0 and decided[1] then call('HSET', KEYS[#KEYS - 1], unpack(decided)) end
 if noted and caller ~= '' then
   call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(noted, ' '))
 end

@@ -16,6 +16,7 @@ use crate::family::calendar::{Calendar, Precision, time_at};
 use crate::family::kind::visit;
 use crate::family::kind::{Kind, Sliding};
 use crate::scripts::activity::Seen;
+use crate::writer::Recorded;
 
 /// The activity on a page within the family's window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +103,31 @@ impl Activity {
                 Err(Error::new(ErrorKind::Busy, what))
             }
         }
+    }
+
+    /// Counts a view without waiting for Redis: it is sent within a few milliseconds, and has the
+    /// time of its arrival. Unsent views are lost when the process is killed; call
+    /// [`flush`](Self::flush) before it ends.
+    ///
+    /// # Errors
+    /// See [`BufferedCounters::record`](crate::BufferedCounters::record).
+    pub fn record(&self, page: &str, visitor: impl AsRef<[u8]>) -> Result<()> {
+        self.check_page(page)?;
+        self.family().check_visitor(visitor.as_ref())?;
+        let key = visit::key(page, visitor.as_ref());
+        self.handle.writer.record(&key, 1)
+    }
+
+    /// Waits until Redis has counted or refused everything that was recorded before the call, and
+    /// returns the outcome.
+    ///
+    /// # Errors
+    /// See [`BufferedCounters::flush`](crate::BufferedCounters::flush).
+    ///
+    /// # Panics
+    /// If it is called outside of a tokio runtime.
+    pub async fn flush(&self) -> Result<Recorded> {
+        self.handle.flush().await
     }
 
     /// Returns the page's views and distinct visitors within the window; zeros for a page without

@@ -10,7 +10,7 @@ use crate::admin::{self, Finding, Severity, access};
 use crate::client::family::FamilyBuilder;
 use crate::client::handle::{Handle, Timeouts};
 use crate::client::open::FamilyHandle;
-use crate::connection::{Connection, each};
+use crate::connection::{Connection, each, try_each};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::Opened;
@@ -19,10 +19,14 @@ use crate::reconciler::flush::Flusher;
 use crate::reconciler::lifecycle::ReconcilerBuilder;
 use crate::scripts::bundle::{self, Reply};
 use crate::scripts::keys::WANTED;
+use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
 use crate::store::{Registered, Store};
 
 /// The time limit for registering a family when it is opened.
+/// The longest reason of a refusal, in bytes.
+const LONGEST_REASON: usize = 1000;
+
 const REGISTERING: Duration = Duration::from_secs(3);
 
 /// One Redis and one database that keep an application's counters together.
@@ -75,7 +79,7 @@ impl Counterfoil {
     }
 
     /// Sets the time limit of a counting call by handles that are opened afterwards; defaults to
-    /// 5 s. Each handle can have [its own timeout](crate::BufferedCounters::write_timeout).
+    /// 1 s. Each handle can have [its own timeout](crate::BufferedCounters::write_timeout).
     #[must_use]
     pub fn write_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.write = timeout;
@@ -83,7 +87,7 @@ impl Counterfoil {
     }
 
     /// Sets the time limit of a read by handles that are opened afterwards, including retries;
-    /// defaults to 5 s.
+    /// defaults to 0.5 s.
     #[must_use]
     pub fn read_timeout(mut self, timeout: Duration) -> Self {
         self.timeouts.read = timeout;
@@ -159,6 +163,15 @@ impl Counterfoil {
         let (redis, most) = (&self.shared.redis, [most.to_string()]);
         let mut taken = bundle::expect_ok(redis, "family_take", &[WANTED], &most).await?;
         taken.read_all(taken.left(), Reply::text)
+    }
+
+    /// Tells clients why a family is not configured, unless Redis knows it. It is for the daemon.
+    #[doc(hidden)]
+    pub async fn refuse(&self, family: &Family, reason: &str) -> Result<()> {
+        let end = reason.floor_char_boundary(LONGEST_REASON);
+        let homes = self.shared.homes(family);
+        let refuse = async |home: &Partition| home.refuse(&reason[..end]).await;
+        try_each(&homes, refuse).await.map(drop)
     }
 
     /// Registers the family; returns `None` if the database is unreachable.

@@ -42,8 +42,10 @@ pub struct Timeouts {
 
 impl Default for Timeouts {
     fn default() -> Self {
-        let [write, read] = [Duration::from_secs(5); 2];
-        Timeouts { write, read }
+        Timeouts {
+            write: Duration::from_secs(1),
+            read: Duration::from_millis(500),
+        }
     }
 }
 
@@ -209,9 +211,14 @@ impl Handle {
     where
         F: Future<Output = Result<T>>,
     {
-        let deadline = Instant::now() + self.timeouts.read.min(LONGEST);
+        let began = Instant::now();
+        let deadline = began + self.timeouts.read.min(LONGEST);
+        let outage = self.shared.topology.outage();
         let mut pause = Backoff::default();
         loop {
+            if let Some(refusal) = outage.and_then(|outage| outage.refusal(self.family())) {
+                return Err(refusal);
+            }
             let late = |_| Err(self.late(ErrorKind::Redis, self.timeouts.read));
             match timeout_at(deadline + LAST_MOMENT, read(deadline))
                 .await
@@ -220,6 +227,10 @@ impl Handle {
                 Err(error) if error.is_retryable() => {
                     let wait = pause.next();
                     if Instant::now() + wait >= deadline {
+                        if let Some(outage) = outage {
+                            let key = Keys::new(self.family(), 0).probe();
+                            outage.failed(&self.shared.redis, key, began, &error);
+                        }
                         return Err(error);
                     }
                     sleep(wait).await;
@@ -276,7 +287,7 @@ pub fn borrowed_ids(ids: &[impl AsRef<str>]) -> Vec<&str> {
 macro_rules! handle_methods {
     ($handle:tt) => {
         /// Sets the time limit of a counting call by this handle and its clones, including retries
-        /// and reads of the database; defaults to 5 s.
+        /// and reads of the database; defaults to 1 s.
         #[must_use]
         pub fn write_timeout(mut self, timeout: std::time::Duration) -> Self {
             self.$handle.timeouts.write = timeout;
@@ -284,7 +295,7 @@ macro_rules! handle_methods {
         }
 
         /// Sets the time limit of a read by this handle and its clones, including retries; defaults
-        /// to 5 s.
+        /// to 0.5 s.
         #[must_use]
         pub fn read_timeout(mut self, timeout: std::time::Duration) -> Self {
             self.$handle.timeouts.read = timeout;

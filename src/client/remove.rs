@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use crate::admin::Backlog;
 use crate::client::counterfoil::Counterfoil;
+use crate::connection::try_each;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::reconciler::upkeep;
@@ -17,9 +19,11 @@ const UNUSED: Duration = Duration::from_mins(3);
 
 /// The effect of a call in Redis: it deletes keys, or only checks that it may.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Calls {
+enum Calls<'d> {
     Check,
     Delete,
+    /// Deletes them if the family's hits went to another database than this one.
+    Adopt(&'d str),
 }
 
 /// The number of partitions, and of keys to delete, of a call.
@@ -59,7 +63,47 @@ impl Counterfoil {
         self.call_homes(family, Calls::Check).await.map(drop)
     }
 
-    async fn call_homes(&self, family: &Family, calls: Calls) -> Result<Registered> {
+    /// Registers the family in this database and, if its hits in Redis go to another one, deletes it
+    /// there with what is pending, so that it counts for this database from now on. What expires by
+    /// itself stays until then: windows of activity, and known visitors.
+    ///
+    /// It is for a development database that was made anew. See "Two databases" in the operations
+    /// manual for how to keep what is pending.
+    ///
+    /// Returns what was dropped; `None` if the family belongs to this database or is not in Redis.
+    ///
+    /// # Errors
+    /// Those of opening a family.
+    pub async fn adopt(&self, family: &Family) -> Result<Option<Backlog>> {
+        let dropped = self.check_adoption(family).await?;
+        if dropped.is_some() {
+            let registered = self.shared.store.register(family).await?;
+            let adopt = || self.call_each_home(family, Calls::Adopt(&registered.database));
+            self.shared.by_topology(adopt).await?;
+            tracing::warn!(%family, ?dropped, "taken over from another database");
+        }
+        Ok(dropped)
+    }
+
+    /// Returns what [`adopt`](Self::adopt) would drop now, and drops nothing.
+    ///
+    /// # Errors
+    /// See [`adopt`](Self::adopt).
+    pub async fn check_adoption(&self, family: &Family) -> Result<Option<Backlog>> {
+        let registered = self.shared.store.register(family).await?;
+        let homes = self.shared.homes(family);
+        let is_other = async |home: &Partition| {
+            let none = [home.keys.probe()];
+            home.adopt(&none, &registered.database).await
+        };
+        if try_each(&homes, is_other).await?.contains(&true) {
+            self.shared.backlog(family).await.map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    async fn call_homes(&self, family: &Family, calls: Calls<'_>) -> Result<Registered> {
         let known = self.known(family).await?;
         let mysql = self.shared.mysql()?;
         // its keys are deleted: what waits was counted since, for the family that takes its name
@@ -71,7 +115,7 @@ impl Counterfoil {
         Ok(known)
     }
 
-    async fn call_each_home(&self, family: &Family, calls: Calls) -> Result<()> {
+    async fn call_each_home(&self, family: &Family, calls: Calls<'_>) -> Result<()> {
         let topology = &self.shared.topology;
         // also those of when it had more partitions, whose fence refuses the old number
         let all = family.partitions().max(upkeep::LAST);
@@ -98,17 +142,35 @@ impl Counterfoil {
                     .iter()
                     .filter(|one| one.keys.calls() != home.keys.calls());
                 keys.extend(others.flat_map(|one| one.keys.home()));
+                if let Calls::Adopt(_) = calls {
+                    keys.extend(pending.iter().cloned());
+                }
                 for keys in keys.chunks(KEYS) {
-                    refuse(family, home.remove(&pending, keys, UNUSED).await?)?;
+                    calls.delete(family, &home, &pending, keys).await?;
                 }
             }
-            if calls == Calls::Delete {
-                // last, because it shows whether the family is used
+            if calls != Calls::Check {
+                // last, because it shows whether the family is used, and by which database
                 let last = home.keys.home();
-                refuse(family, home.remove(&pending, &last, UNUSED).await?)?;
+                calls.delete(family, &home, &pending, &last).await?;
             }
         }
         Ok(())
+    }
+}
+
+impl Calls<'_> {
+    async fn delete(
+        self,
+        family: &Family,
+        home: &Partition,
+        pending: &[Key],
+        keys: &[Key],
+    ) -> Result<()> {
+        match self {
+            Calls::Adopt(database) => home.adopt(keys, database).await.map(drop),
+            _ => refuse(family, home.remove(pending, keys, UNUSED).await?),
+        }
     }
 }
 

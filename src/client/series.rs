@@ -73,9 +73,7 @@ impl Series {
     /// # Errors
     /// Those of [`add`](Self::add).
     pub async fn add_at(&self, name: &str, n: u64, at: SystemTime) -> Result<Outcome> {
-        let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let at_ms = u64::try_from(at.as_millis()).unwrap_or(u64::MAX);
-        self.count(name, n, Some(at_ms)).await
+        self.count(name, n, Some(unix_millis(at))).await
     }
 
     async fn count(&self, name: &str, n: u64, at_ms: Option<u64>) -> Result<Outcome> {
@@ -118,6 +116,16 @@ impl Series {
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
         let n = self.checked(name, n)?;
         self.handle.writer.record(&timed::key(name, None), n)
+    }
+
+    /// Does the same with a hit that happened at this time, as [`add_at`](Self::add_at).
+    ///
+    /// # Errors
+    /// See [`BufferedCounters::record`](crate::BufferedCounters::record).
+    pub fn record_at(&self, name: &str, n: u64, at: SystemTime) -> Result<()> {
+        let n = self.checked(name, n)?;
+        let key = timed::key(name, Some(unix_millis(at)));
+        self.handle.writer.record(&key, n)
     }
 
     /// Waits until Redis has counted or refused everything that was recorded before the call, and
@@ -357,4 +365,10 @@ fn filled(starts: &[i64], counts: Vec<(i64, i64)>) -> Vec<(i64, i64)> {
         }
     }
     slices
+}
+
+/// Returns a time in Unix milliseconds: 0 for one before.
+fn unix_millis(at: SystemTime) -> u64 {
+    let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(at.as_millis()).unwrap_or(u64::MAX)
 }

@@ -8,6 +8,7 @@ use crate::client::outcome::Outcome;
 use crate::error::{Error, Result};
 use crate::family::day::Day;
 use crate::family::kind::visit;
+use crate::writer::Recorded;
 
 /// The visitors of one open family, each counted once for a scope and day (docs/protocol.md,
 /// section 5). Cloning is cheap.
@@ -46,6 +47,30 @@ impl Visitors {
         self.family().check_visitor(visitor.as_ref())?;
         let key = visit::key(&id, visitor.as_ref());
         Outcome::of(self.0.add(&key, 1, true).await?, self.family(), &id)
+    }
+
+    /// Counts a visitor without waiting for Redis, if it is a first visit: it is sent within a few
+    /// milliseconds. Unsent visits are lost when the process is killed; call
+    /// [`flush`](Self::flush) before it ends.
+    ///
+    /// # Errors
+    /// See [`BufferedCounters::record`](crate::BufferedCounters::record).
+    pub fn record(&self, scope: &str, day: Day, visitor: impl AsRef<[u8]>) -> Result<()> {
+        let id = self.id(scope, day)?;
+        self.family().check_visitor(visitor.as_ref())?;
+        self.0.writer.record(&visit::key(&id, visitor.as_ref()), 1)
+    }
+
+    /// Waits until Redis has counted or refused everything that was recorded before the call, and
+    /// returns the outcome.
+    ///
+    /// # Errors
+    /// See [`BufferedCounters::flush`](crate::BufferedCounters::flush).
+    ///
+    /// # Panics
+    /// If it is called outside of a tokio runtime.
+    pub async fn flush(&self) -> Result<Recorded> {
+        self.0.flush().await
     }
 
     /// Returns the exact number of visitors of the scope on that day.

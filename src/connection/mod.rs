@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod failures;
 #[cfg(feature = "memory-redis")]
 pub mod memory;
+pub mod outage;
 pub mod primary;
 pub mod refusal;
 pub mod sentinel;

@@ -2,14 +2,17 @@
 //! its own calls.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::connection::Connection;
+use crate::connection::outage::Outage;
 
 /// The known topology of the servers behind a connection.
 #[derive(Debug)]
 pub struct Topology {
     cluster: AtomicBool,
+    outage: Arc<Outage>,
 }
 
 impl Topology {
@@ -18,6 +21,7 @@ impl Topology {
     pub fn of(redis: &Connection) -> Self {
         Topology {
             cluster: AtomicBool::new(redis.is_cluster()),
+            outage: Arc::default(),
         }
     }
 
@@ -28,6 +32,11 @@ impl Topology {
     /// Records that a call was refused because its keys lie in several slots.
     pub fn found_cluster(&self) {
         self.cluster.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the outage of the single server; `None` in a cluster, where each home has its own.
+    pub fn outage(&self) -> Option<&Arc<Outage>> {
+        (!self.is_cluster()).then_some(&self.outage)
     }
 
     /// Returns the partition that remembers the callers of this one.

@@ -195,6 +195,12 @@ impl Shared {
         Ok(())
     }
 
+    /// Returns the partitions of the family that remember callers.
+    pub fn homes(&self, family: &Family) -> Vec<Partition> {
+        let homes = self.topology.homes(family.partitions());
+        homes.map(|number| self.partition(family, number)).collect()
+    }
+
     /// Makes calls that depend on the topology, and again if Redis turns out to be a cluster: it
     /// refused keys of several slots.
     pub async fn by_topology<T, F>(&self, calls: impl Fn() -> F) -> Result<T>

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::time::Instant;
 
+use crate::connection::outage::Outage;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -150,6 +151,8 @@ pub struct Home {
     known: Mutex<Option<(Epoch, Instant)>>,
     /// The labels that it last returned.
     labels: Mutex<Arc<[Precision]>>,
+    /// That of its node, in a cluster.
+    outage: Arc<Outage>,
 }
 
 impl Home {
@@ -160,6 +163,7 @@ impl Home {
             topology,
             known: Mutex::default(),
             labels: Mutex::new([].into()),
+            outage: Arc::default(),
         }
     }
 
@@ -200,6 +204,10 @@ impl Home {
         *self.labels.lock() = epoch.labels.clone();
         *self.known.lock() = Some((epoch.clone(), asked));
         Ok(epoch)
+    }
+
+    pub fn outage(&self) -> &Arc<Outage> {
+        self.topology.outage().unwrap_or(&self.outage)
     }
 
     /// Returns the labels of the windows in Redis, which the keys of a series' call name. They are
@@ -310,6 +318,23 @@ impl Partition {
         } else {
             Err(other_database(family, &reply.text()?, to.database))
         }
+    }
+
+    /// Leaves the reason why the family is not configured for clients, unless it is.
+    pub async fn refuse(&self, reason: &str) -> Result<()> {
+        let (keys, args) = ([self.keys.calls()], [borrowed(reason)]);
+        let reply = bundle::repeat_safe(&self.redis, "family_refuse", &keys, &args).await?;
+        reply.is_ok_or("CONFIGURED").map(drop)
+    }
+
+    /// Deletes keys of the family like [`remove`](Self::remove), with what is pending, if its hits
+    /// went to another database than this one. Returns whether they did.
+    pub async fn adopt(&self, keys: &[Key], database: &str) -> Result<bool> {
+        let calls = self.keys.calls();
+        let keys: Vec<_> = std::iter::once(&calls).chain(keys).collect();
+        let args = [borrowed(database)];
+        let reply = bundle::repeat_safe(&self.redis, "family_adopt", &keys, &args).await?;
+        reply.is_ok_or("OWN")
     }
 
     /// Deletes keys of the family, of this home and of the partitions whose calls it remembers, unless

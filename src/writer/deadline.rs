@@ -28,6 +28,7 @@ impl From<Deadline> for WriteOptions {
 /// The time limits of a waiting caller.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
+    pub began: Instant,
     pub reply_by: Instant,
     /// The latest start of a call. A later one would only make the outcome of uncounted hits
     /// unknown.
@@ -51,16 +52,19 @@ impl Deadline {
     /// Returns the limits of a caller that begins now.
     pub fn within(timeout: Duration) -> Self {
         let timeout = timeout.min(LONGEST);
-        let (reply_by, least) = (Instant::now() + timeout, timeout.min(LAST_MOMENT) / 2);
+        let began = Instant::now();
+        let (reply_by, least) = (began + timeout, timeout.min(LAST_MOMENT) / 2);
         Deadline {
+            began,
             reply_by,
             start_by: reply_by - (timeout / 10).clamp(least, LONGEST_REPLY),
         }
     }
 
-    /// Returns the later of both limits.
+    /// Returns the later of both limits, of callers of which the first began earlier.
     pub fn or(self, other: Deadline) -> Self {
         Deadline {
+            began: self.began,
             reply_by: self.reply_by.max(other.reply_by),
             start_by: self.start_by.max(other.start_by),
         }

@@ -233,6 +233,9 @@ impl Writer {
         mut push: impl FnMut(&mut Group) -> T,
     ) -> Result<(Arc<Call>, T)> {
         let (queue, deadline) = (&self.queue, options.deadline);
+        if let Some(refusal) = queue.route.outage(partition).refusal(self.family()) {
+            return Err(refusal);
+        }
         self.watch_runtime();
         loop {
             if is_mixed && !queue.route.spans_partitions() {
@@ -275,6 +278,7 @@ impl Writer {
             match call.outcome() {
                 Some(CallOutcome::NotExecuted(_)) if Instant::now() < deadline.start_by => {}
                 Some(CallOutcome::NotExecuted(error) | CallOutcome::Failed(error)) => {
+                    queue.route.failed(partition, deadline.began, error);
                     return Err(error.clone());
                 }
                 _ => return Ok((call, positions)),

@@ -24,6 +24,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The time after which a send no longer waits for an earlier one. It is longer than a send takes.
 const STUCK: Duration = Duration::from_secs(10);
+/// The pause after a send of which hits are kept.
+const RETRY: Duration = Duration::from_secs(1);
 /// The number of ids kept for a family.
 const IDS: usize = 131_072;
 /// The number of threads that record without sharing sums, and so without waiting for each other.
@@ -75,18 +77,31 @@ pub enum Recorded {
         /// Hits refused because the sum would leave the [signed 64-bit
         /// range](crate::Outcome::OutOfRange).
         out_of_range: u64,
+        /// Events of a series whose [time](crate::Outcome::BadTime) no slice takes.
+        bad_time: u64,
     },
 }
 
 impl Recorded {
-    fn and(self, more_full: u64, more_out_of_range: u64) -> Self {
-        let (full, out_of_range) = match self {
-            Recorded::Counted => (0, 0),
-            Recorded::Refused { full, out_of_range } => (full, out_of_range),
+    /// Returns this with more refused hits.
+    fn refuse(self, why: PairResult, hits: u64) -> Self {
+        let (mut full, mut out_of_range, mut bad_time) = match self {
+            Recorded::Counted => (0, 0, 0),
+            Recorded::Refused {
+                full,
+                out_of_range,
+                bad_time,
+            } => (full, out_of_range, bad_time),
         };
+        match why {
+            PairResult::Full => full += hits,
+            PairResult::BadTime => bad_time += hits,
+            _ => out_of_range += hits,
+        }
         Recorded::Refused {
-            full: full + more_full,
-            out_of_range: out_of_range + more_out_of_range,
+            full,
+            out_of_range,
+            bad_time,
         }
     }
 
@@ -94,7 +109,11 @@ impl Recorded {
     pub(crate) fn refused(self) -> u64 {
         match self {
             Recorded::Counted => 0,
-            Recorded::Refused { full, out_of_range } => full + out_of_range,
+            Recorded::Refused {
+                full,
+                out_of_range,
+                bad_time,
+            } => full + out_of_range + bad_time,
         }
     }
 }
@@ -230,8 +249,8 @@ impl Recorder {
         let (mut kept, mut lost) = (Ok(()), Ok(()));
         for (hit, result) in hits.iter().zip(writer.add_all(&hits, options).await) {
             match result {
-                Ok(PairResult::Counted(_)) => {}
-                Ok(why @ (PairResult::Full | PairResult::OutOfRange(_))) => {
+                Ok(PairResult::Counted(_) | PairResult::First | PairResult::Repeated) => {}
+                Ok(why @ (PairResult::Full | PairResult::OutOfRange(_) | PairResult::BadTime)) => {
                     self.refuse(family, hit, why);
                 }
                 Ok(PairResult::NoCalendar) => {
@@ -257,13 +276,8 @@ impl Recorder {
     fn refuse(&self, family: &Family, hit: &Hit<'_>, why: PairResult) {
         let (id, hits) = (String::from_utf8_lossy(hit.id), hit.hits);
         tracing::warn!(%family, %id, hits, delta = hit.update.amount(), ?why, "recorded hits were refused");
-        let (full, out_of_range) = if why == PairResult::Full {
-            (hits, 0)
-        } else {
-            (0, hits)
-        };
         let mut refused = self.refused.lock();
-        *refused = refused.and(full, out_of_range);
+        *refused = refused.refuse(why, hits);
     }
 
     /// Returns the outcome of everything sent since the last call.
@@ -306,12 +320,17 @@ async fn send_soon(writer: Arc<Writer>) {
     loop {
         sleep(pause).await;
         let started = Instant::now();
-        match recorder.send(&writer).await {
-            Ok(()) => failures.succeeded(&()),
-            Err(error) => failures.failed((), "sending recorded hits", &error),
-        }
         // under load it pauses half of the time, so that each send carries more
-        pause = PAUSE.max(started.elapsed());
+        pause = match recorder.send(&writer).await {
+            Ok(()) => {
+                failures.succeeded(&());
+                PAUSE.max(started.elapsed())
+            }
+            Err(error) => {
+                failures.failed((), "sending recorded hits", &error);
+                RETRY
+            }
+        };
         if recorder.hits() == 0 {
             recorder.running.store(false, Ordering::Release);
             // a caller that recorded just before has left the sending to this task

@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, OnceLock};
 
+use tokio::time::Instant;
+
 use crate::connection::Connection;
+use crate::connection::outage::Outage;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -68,6 +71,18 @@ impl Route {
             let partition = self.partition(home).clone();
             Home::new(partition, home, self.topology.clone())
         })
+    }
+
+    /// Returns the outage of the server that remembers calls to this partition.
+    pub fn outage(&self, partition: u32) -> &Arc<Outage> {
+        self.home(partition).outage()
+    }
+
+    /// Notes how a call to this partition ended that began at this time.
+    pub fn failed(&self, partition: u32, began: Instant, error: &Error) {
+        let home = self.home(partition);
+        let key = home.keys().probe();
+        home.outage().failed(&self.redis, key, began, error);
     }
 
     /// Returns the epoch for a new call with this home.

@@ -163,6 +163,11 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
                     dry_run,
                 },
         } => changes::remove(&context()?, &family, yes, dry_run).await,
+        Command::Adopt {
+            namespace,
+            yes,
+            dry_run,
+        } => changes::adopt(&context()?, &namespace, yes, dry_run).await,
         Command::Purge { yes, dry_run } => purge::purge(&context()?, yes, dry_run).await,
         Command::Acl { of } => privileges::acl(&context()?, &of).await,
         Command::Grants { of } => privileges::grants(&context()?, &of).await,

@@ -39,12 +39,15 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
 
 async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure> {
     let (single, patterns) = families(pair).await?;
-    let mut rules: BTreeSet<_> = acl_rules(&single, role.role()).into_iter().collect();
-    for pattern in &patterns {
-        let of_sample = acl_rules(&[pattern.sample()?], role.role());
-        let of_one = |rule: &String| rule.starts_with("~cf1:{");
-        rules.extend(of_sample.into_iter().filter(|rule| !of_one(rule)));
-        rules.insert(format!("~cf1:{{{}/*", pattern.name()));
+    let mut rules = BTreeSet::new();
+    for role in role.roles() {
+        rules.extend(acl_rules(&single, *role));
+        for pattern in &patterns {
+            let of_sample = acl_rules(&[pattern.sample()?], *role);
+            let of_one = |rule: &String| rule.starts_with("~cf1:{");
+            rules.extend(of_sample.into_iter().filter(|rule| !of_one(rule)));
+            rules.insert(format!("~cf1:{{{}/*", pattern.name()));
+        }
     }
     if let RoleName::Daemon = role {
         rules.extend(OF_DAEMON.map(str::to_owned));
@@ -84,7 +87,10 @@ async fn statements(pair: &PairConfig, of: &PrivilegesOf) -> Result<Vec<String>,
     for pattern in patterns {
         all.push(pattern.sample()?);
     }
-    let mut lines = admin::grants(&all, of.role.role(), schema, &of.user);
+    let roles = of.role.roles().iter();
+    let lines = roles.flat_map(|role| admin::grants(&all, *role, schema, &of.user));
+    let mut lines: Vec<_> = lines.collect();
+    lines.dedup();
     if let RoleName::Daemon = of.role {
         for family in &pair.families {
             let recount = family.recount.as_ref();
@@ -135,11 +141,12 @@ async fn families(pair: &PairConfig) -> Result<(Vec<Family>, Vec<&FamilyConfig>)
 }
 
 impl RoleName {
-    fn role(self) -> Role {
+    fn roles(self) -> &'static [Role] {
         match self {
-            RoleName::Writer => Role::Writer,
-            RoleName::Daemon => Role::Reconciler,
-            RoleName::Reader => Role::Reader,
+            RoleName::Writer => &[Role::Writer],
+            RoleName::Daemon => &[Role::Reconciler],
+            RoleName::Reader => &[Role::Reader],
+            RoleName::Application => &[Role::Writer, Role::Reader],
         }
     }
 }

@@ -204,6 +204,11 @@ impl Families {
         let opened = stream::iter(names)
             .map(async |(name, config)| {
                 let opened = families::open(counterfoil, &config, &name).await;
+                if let Err(error) = &opened
+                    && !error.is_retryable()
+                {
+                    families::refuse(counterfoil, &config, &name, error).await;
+                }
                 (name, config, opened)
             })
             .buffer_unordered(MAX_OPENING)

@@ -37,9 +37,9 @@ use crate::daemon::metrics::render;
 use crate::daemon::state::PairState;
 use crate::view::View;
 
-/// The time for which a request waits for others to end. A client that waits longer is better off
-/// with another daemon.
-const QUEUE_TIME: Duration = Duration::from_millis(500);
+/// The time for which a request waits for others to end. Clients wait for half a second in all, and
+/// have time to ask another daemon.
+const QUEUE_TIME: Duration = Duration::from_millis(200);
 
 /// The path to which the form for the token is sent.
 const LOGIN: &str = "/login";

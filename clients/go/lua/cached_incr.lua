@@ -127,7 +127,7 @@ local function refusal(base, settled, cut, waiting)
 end
 
 -- everything is read before anything is written: a key of another type ends the script here
-local reads, first, ids = {}, 7, {}
+local reads, first, ids = {}, 7, requests > 0 and {}
 for k = 3, last_key, 4 do
   local count, own = tonumber(ARGV[first - 1]), {}
   for i = 1, count do
@@ -143,7 +143,12 @@ for k = 3, last_key, 4 do
 end
 -- the requests, word for word the same in both scripts that take them: one that was counted before
 -- is not counted again (docs/protocol.md, 3.10)
-local field_of, word_of, fields, pair_of, fresh, mark = {}, {}, {}, {}, {}, ''
+local field_of, word_of, fields, pair_of, fresh, mark, got, decided, undecided
+-- a call without requests pays for none of these tables
+if requests > 0 then
+  field_of, word_of, fields, pair_of, fresh = {}, {}, {}, {}, {}
+  got, decided, undecided = {}, {}, {}
+end
 for i = 1, requests do
   local pair, request = tonumber(ARGV[tail + 3 * i - 3]), ARGV[tail + 3 * i - 2]
   if not ids[pair] or field_of[pair] or request == '' or #request > 64 then
@@ -177,18 +182,16 @@ if requests > 0 then
   end
 end
 
-
 local reply, is_noted, is_long, at = { 'OK' }, false, false, nil
-local decided, undecided, got = {}, {}, {}
-if fresh[1] then
+if fresh and fresh[1] then
   if caller ~= '' then call('HSET', KEYS[1], caller, n) end
   is_noted = caller ~= ''
   call('HSET', KEYS[#KEYS - 1], unpack(fresh))
 end
 for k = 3, last_key, 4 do
   local buffer, meta, read = KEYS[k + 1], KEYS[k + 3], reads[k]
-  local bases, cut, arg_before, changes, tickets = read.bases, read.cut, read.first - 1, 0, {}
-  local replaced
+  local bases, cut, arg_before, changes = read.bases, read.cut, read.first - 1, 0
+  local tickets, replaced
   for i, id in ipairs(read.ids) do
     local base, field = replaced and replaced[id] or bases[i], requests > 0 and field_of[#reply]
     local word = field and (got[field] and 'BEFORE:' .. got[field] or word_of[#reply])
@@ -231,6 +234,7 @@ for k = 3, last_key, 4 do
     if not word then
       at = at or ('%013.0f '):format(now_ms or read_clock())
       if saved or not row then row = 'ticket ' .. name end
+      tickets = tickets or {}
       tickets[#tickets + 1] = id
       tickets[#tickets + 1] = at .. row
       replaced = replaced or {}
@@ -246,7 +250,7 @@ for k = 3, last_key, 4 do
     end
     reply[#reply + 1] = word
   end
-  if tickets[1] then call('HSET', KEYS[k], unpack(tickets)) end
+  if tickets then call('HSET', KEYS[k], unpack(tickets)) end
   local before, total = read.before, read.before + changes
   if changes > 0 then call('HSET', meta, 'hits', ('%.0f'):format(total)) end
   if changes > 0 and before == 0 then
@@ -259,8 +263,8 @@ for k = 3, last_key, 4 do
     call('HDEL', buffer, '')
   end
 end
-if undecided[1] then call('HDEL', KEYS[#KEYS - 1], unpack(undecided)) end
-if decided[1] then call('HSET', KEYS[#KEYS - 1], unpack(decided)) end
+if requests > 0 and undecided[1] then call('HDEL', KEYS[#KEYS - 1], unpack(undecided)) end
+if requests > 0 and decided[1] then call('HSET', KEYS[#KEYS - 1], unpack(decided)) end
 local words = reply
 -- by itself Lua writes 14 digits
 if is_long then

@@ -47,8 +47,9 @@ if not fits then
 end
 
 local time = ARGV[2] == '' and redis.call('TIME') or { '0', ARGV[2] .. '000' }
-local known = redis.call('HMGET', calls, '=kind', '=partitions', '=database', '=settings')
-local known_kind, known_partitions, known_database, known_settings = unpack(known)
+local known = redis.call('HMGET', calls, '=kind', '=partitions', '=database', '=settings',
+  '=refused')
+local known_kind, known_partitions, known_database, known_settings, is_refused = unpack(known)
 local database = ARGV[5] ~= '' and ARGV[5] or known_database or ''
 local function is_foreign(owner) return owner and owner ~= '' and owner ~= database end
 if is_foreign(known_database) then return { 'MISMATCH', known_database } end -- guard: Database
@@ -73,6 +74,8 @@ end
 for name in (known_settings or ''):gmatch('%S+') do
   if not is_setting[name] then redis.call('HDEL', calls, '=' .. name) end
 end
+-- with the expiry
+if is_refused then redis.call('UNLINK', calls) end
 redis.call('HSET', calls, '=kind', kind, '=partitions', partitions, '=database', database,
   '=description', ARGV[6], '=settings', table.concat(settings, ' '), unpack(values))
 return { 'OK' }

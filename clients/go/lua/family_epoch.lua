@@ -3,7 +3,8 @@
 --
 -- KEYS
 --   1 calls         hash      of the caller's home partition: caller -> "N ...", its last call in
---                             this epoch; =now, =before, =began_at; what family_configure wrote
+--                             this epoch; =now, =before, =began_at; what family_configure wrote,
+--                             or =refused by family_refuse
 --   2 calls_before  hash      the same of the epoch before
 --   3 requests      hash      "LENGTH:REQUEST:ID" -> what a pair with this request got; =now,
 --                             =before, =began_at, =tag
@@ -21,8 +22,8 @@
 --                             family_configure wrote it
 --   {"MISMATCH", kind, partitions, database}  the family is another one than the caller is
 --                             configured for, or belongs to another database; nothing done
---   {"UNCONFIGURED"}          the family was never configured in this Redis, or Redis lost its
---                             memory: do not count
+--   {"UNCONFIGURED", reason}  the family was never configured in this Redis, or Redis lost its
+--                             memory: do not count; why a daemon refuses it, "" if none does
 -- ERRORS
 --   BADARG                    an argument is missing, or no such partition; nothing done
 --   BADKEY                    a key is misspelt; nothing done
@@ -53,7 +54,7 @@ local fields = { '=now', '=before', '=began_at', '=kind', '=partitions', '=descr
 local state = redis.call('HMGET', calls, unpack(fields))
 local now, began_at, kind, right = state[1], state[3], state[4], state[5]
 local description, database, settings = state[6], state[7] or '', state[8] or ''
-if not kind then return { 'UNCONFIGURED' } end
+if not kind then return { 'UNCONFIGURED', redis.call('HGET', calls, '=refused') or '' } end
 local fits = (ARGV[1] == '' or ARGV[1] == kind) and (ARGV[2] == '' or partitions == tonumber(right))
 local mismatch = { 'MISMATCH', kind, right, database }
 local is_foreign = ARGV[3] ~= '' and database ~= '' and ARGV[3] ~= database

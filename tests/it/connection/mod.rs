@@ -5,6 +5,7 @@ mod cuts;
 mod eviction;
 mod network;
 mod no_nodes;
+mod outage;
 mod permissions;
 mod pools;
 mod runtimes;

@@ -111,7 +111,7 @@ impl Plain {
 impl<S: Store + Clone> Plain<S> {
     async fn on(options: RedisOptions, store: S) -> Self {
         let redis = RedisServer::start(options).await;
-        let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
+        let counterfoil = patient(Counterfoil::new(redis.manager().await, store.clone()));
         Plain {
             redis,
             store,
@@ -121,7 +121,7 @@ impl<S: Store + Clone> Plain<S> {
 
     /// Returns a client of another process, with another connection.
     pub fn over(&self, redis: impl Into<Connection>) -> Counterfoil {
-        Counterfoil::new(redis, self.store.clone())
+        patient(Counterfoil::new(redis, self.store.clone()))
     }
 
     /// Returns a client of another process.
@@ -573,6 +573,11 @@ pub async fn manager_within(limit: Duration, client: redis::Client) -> Connectio
     let config = ConnectionManagerConfig::new().set_response_timeout(Some(limit));
     let manager = ConnectionManager::new_with_config(client, config).await;
     manager.unwrap()
+}
+
+/// Gives calls time on a busy machine.
+pub fn patient(counterfoil: Counterfoil) -> Counterfoil {
+    counterfoil.write_timeout(secs(5)).read_timeout(secs(5))
 }
 
 /// Waits until the server takes calls as a cluster.

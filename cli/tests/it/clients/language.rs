@@ -24,6 +24,12 @@ pub struct Library {
 
 const ONE_AT_A_TIME: (Need, &str) = (Need::GroupCommit, "a process makes one call at a time");
 
+/// The stand-in of a package for an application's tests: its calls in memory.
+pub const STAND_IN: Library = Library {
+    name: "testing",
+    lacks: &[],
+};
+
 pub const PYTHON: Language = Language {
     package: Package("python"),
     libraries: &[

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use counterfoil::redis;
 use rand::rngs::StdRng;
@@ -13,7 +13,7 @@ use testkit::{Fate, Runner};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
-use super::language::{Language, Library};
+use super::language::{Language, Library, STAND_IN};
 use super::scenario::{Call, ClientEvent, Deltas, Disturbance, Expected, Need, Scenario, Step};
 use super::stage::{Stage, faketime};
 use crate::support::eventually;
@@ -44,6 +44,37 @@ pub struct Play<'a> {
     pub scenario: &'a Scenario,
     pub namespace: String,
     pub seed: u64,
+}
+
+/// Plays a scenario that only makes calls with the package's stand-in in memory.
+pub async fn in_memory(
+    language: &Language,
+    installed: &Path,
+    scenario: &Scenario,
+) -> Result<(), Trouble> {
+    let open = json!({
+        "library": STAND_IN.name,
+        "namespace": scenario.name,
+        // as `families.toml` declares them
+        "families": {
+            "votes": {"min": 0, "max": 1000},
+            "hits": {"windows": ["60s", "day"]},
+        },
+    });
+    let mut runner = Runner::start(language.package, installed, &[], &open).await?;
+    for step in &scenario.steps {
+        let Step::Call(call) = step else {
+            return Err(format!("{step:?} needs servers").into());
+        };
+        for time in 0..call.times {
+            let number = runner.call(line(call, time)?).await?;
+            let reply = runner.reply(number).await?;
+            if let Some(problem) = call.expected().problem(&reply) {
+                return Err(format!("{}: {problem}", call.call).into());
+            }
+        }
+    }
+    Ok(runner.end().await?)
 }
 
 /// The state of a scenario that is being played.
@@ -93,6 +124,8 @@ impl Play<'_> {
 
     async fn start(&self) -> Result<Runner, String> {
         let mut options = self.scenario.options.clone();
+        // the machine is busy, and Redis may be down for some seconds
+        options.entry("retry_for").or_insert(json!(10));
         options.insert("daemon".to_owned(), self.stage.daemon.url("").into());
         let (kind, address) = self.stage.address();
         let open = json!({
@@ -211,10 +244,10 @@ impl Play<'_> {
 
     /// Makes calls at a time, and waits for those whose replies have no name.
     async fn calls(&self, calls: &[Call], going: &mut Going) -> Result<(), Trouble> {
-        let mut made = vec![];
+        let (mut made, began) = (vec![], Instant::now());
         for call in calls {
             for time in 0..call.times {
-                let number = going.runner.call(self.line(call, time)?).await?;
+                let number = going.runner.call(line(call, time)?).await?;
                 match &call.reply {
                     Some(name) => drop(going.open.insert(name.clone(), (number, call.clone()))),
                     None => made.push((number, call)),
@@ -223,27 +256,13 @@ impl Play<'_> {
         }
         for (number, call) in made {
             going.settle(number, call, &call.expected()).await?;
+            let (took, most) = (began.elapsed(), call.within_ms.map(Duration::from_millis));
+            if most.is_some_and(|most| took > most) {
+                let times = call.times;
+                return Err(format!("{times} {} took {took:?}", call.call).into());
+            }
         }
         Ok(())
-    }
-
-    fn line(&self, call: &Call, time: usize) -> Result<Value, String> {
-        let split = call.call.split_once('.');
-        let (family, method) = split.ok_or(format!("{} has no method", call.call))?;
-        let kind = match family {
-            "votes" | "files" | "stock" => "cached",
-            "hits" => "series",
-            "readers" => "activity",
-            "daily" | "visits" | "visits_by_text" => "visitors",
-            _ => "buffered",
-        };
-        Ok(json!({
-            "kind": kind,
-            "family": family,
-            "call": method,
-            "args": call.args,
-            "as": call.r#as.replace('*', &time.to_string()),
-        }))
     }
 
     async fn check_pending(&self, all: &Deltas) -> Result<(), String> {
@@ -358,6 +377,26 @@ impl Tally {
             _ => {}
         }
     }
+}
+
+/// Returns the line of a call for a runner.
+fn line(call: &Call, time: usize) -> Result<Value, String> {
+    let split = call.call.split_once('.');
+    let (family, method) = split.ok_or(format!("{} has no method", call.call))?;
+    let kind = match family {
+        "votes" | "files" | "stock" => "cached",
+        "hits" => "series",
+        "readers" => "activity",
+        "daily" | "visits" | "visits_by_text" => "visitors",
+        _ => "buffered",
+    };
+    Ok(json!({
+        "kind": kind,
+        "family": family,
+        "call": method,
+        "args": call.args,
+        "as": call.r#as.replace('*', &time.to_string()),
+    }))
 }
 
 /// Returns what happens to a request, drawn at random if it may be anything.

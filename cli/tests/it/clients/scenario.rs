@@ -12,6 +12,9 @@ use testkit::Package;
 /// The variable with a part of the names of the scenarios to play.
 const SELECTED: &str = "COUNTERFOIL_SCENARIO";
 
+/// The families without a table of the application whose settings a stand-in knows.
+const OWN_TABLES: [&str; 5] = ["views", "votes", "hits", "readers", "daily"];
+
 /// The calls of each client, what disturbs them, and their expected results.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -199,6 +202,8 @@ pub struct Call {
     /// The outcome may be unknown.
     #[serde(default)]
     pub may_be_unknown: bool,
+    /// The longest time of all repetitions together.
+    pub within_ms: Option<u64>,
 }
 
 /// The expected result of a call. A call without one must succeed, whatever it returns.
@@ -303,6 +308,16 @@ impl Scenario {
             name: "ids-of-tables".to_owned(),
             ..serde_json::from_value(scenario).expect("a scenario")
         }
+    }
+
+    /// Returns whether a stand-in in memory can play it: it only makes calls, in families without a
+    /// table of the application.
+    pub fn is_of_calls(&self) -> bool {
+        let only_calls = |step: &Step| matches!(step, Step::Call(_));
+        let families = self.families();
+        self.needs.is_empty()
+            && self.steps.iter().all(only_calls)
+            && families.iter().all(|family| OWN_TABLES.contains(&&**family))
     }
 
     /// Returns the families that the steps count in.

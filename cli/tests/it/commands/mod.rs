@@ -1,5 +1,6 @@
 //! Each command, for people and as JSON, with its exit codes.
 
+mod adopt;
 mod changes;
 mod cluster;
 mod counters;

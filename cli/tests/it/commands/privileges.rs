@@ -1,5 +1,7 @@
 //! acl, grants: the printed privileges are sufficient.
 
+use std::collections::BTreeSet;
+
 use testkit::MysqlServer;
 
 use super::FAMILIES;
@@ -55,7 +57,11 @@ async fn the_rules_are_for_the_roles_and_the_families_of_file_and_database() {
         has(&reader, "+evalsha") && !has(&reader, "+hset") && !has(&reader, "+ping"),
         "{reader:?}"
     );
-    assert!(rules("writer").await.len() < daemon.len());
+    let writer = rules("writer").await;
+    assert!(writer.len() < daemon.len());
+    let both: BTreeSet<_> = writer.into_iter().chain(reader).collect();
+    let application = rules("application").await;
+    assert_eq!(application.into_iter().collect::<BTreeSet<_>>(), both);
     site.configure(FAMILIES);
     let daemon = rules("daemon").await;
     assert!(has(&daemon, "~cf1:{tenant-*/views/*"), "{daemon:?}");

@@ -1,0 +1,99 @@
+//! adopt, and the reason of a refused family in Redis.
+
+use serde_json::json;
+
+use crate::support::{Site, eventually};
+
+const FAMILIES: &str = r#"
+[[family]]
+name = "shop/views"
+kind = "buffered"
+sync_time = "1h"
+
+[[family]]
+name = "dev-*/hits"
+kind = "series"
+keep = ["day"]
+windows = [["day", 7]]
+sync_time = "1h"
+"#;
+
+/// A development database is made anew, beside a Redis that has hits for the former one.
+#[tokio::test]
+async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    for id in ["a", "b"] {
+        site.printed(&["add", "shop/views", id, "3"]).await;
+    }
+    site.printed(&["add", "dev-anna/hits", "site", "1"]).await;
+    site.ends_with(0, &["adopt", "shop", "--yes"]).await;
+    assert_eq!(site.number("SELECT COUNT(*) FROM counterfoil_families").await, 2);
+
+    let tables = ["families", "values", "ledger", "rejects"];
+    for table in tables {
+        site.sql(&format!("DELETE FROM counterfoil_{table}")).await;
+    }
+    let refused = site.run(&["add", "shop/views", "a", "1"]).await;
+    assert!(refused.err.contains("go to the database"), "{refused:?}");
+
+    let found = site.json(0, &["adopt", "shop", "--dry-run"]).await;
+    assert_eq!(
+        found,
+        json!({"families": ["shop/views"], "dropped": 2, "adopted": false})
+    );
+    let again = site.run(&["add", "shop/views", "a", "1"]).await;
+    assert!(again.err.contains("go to the database"), "{again:?}");
+    // without a terminal nobody can be asked
+    assert_ne!(site.run(&["adopt", "shop"]).await.code, 0);
+
+    let printed = site.printed(&["adopt", "shop", "--yes"]).await;
+    assert!(
+        printed.contains("2 ids dropped: shop/views (2 ids pending)"),
+        "{printed}"
+    );
+    site.printed(&["adopt", "dev-anna", "--yes"]).await;
+    site.printed(&["add", "shop/views", "a", "5"]).await;
+    site.printed(&["add", "dev-anna/hits", "site", "2"]).await;
+    site.printed(&["drain"]).await;
+    assert_eq!(
+        site.number("SELECT SUM(value) FROM counterfoil_values").await,
+        7
+    );
+    let nothing = site.printed(&["adopt", "shop", "--yes"]).await;
+    assert!(nothing.contains("no family of shop"), "{nothing}");
+}
+
+/// A client that asks for the epoch learns what is wrong with the table, and counts once it is right.
+#[tokio::test]
+async fn clients_learn_why_a_family_is_refused() {
+    let site = Site::new().await;
+    site.sql("CREATE TABLE page (path VARCHAR(99) COLLATE latin1_swedish_ci PRIMARY KEY, n INT NOT NULL)")
+        .await;
+    site.configure(
+        r#"
+[[family]]
+name = "shop/pages"
+kind = "buffered"
+table = { name = "page", write = "upsert", keys = [["path", "text"]], value = "n" }
+"#,
+    );
+    let _daemon = site.daemon().await;
+    let reason = async || {
+        let read = "HGET cf1:{shop/pages/0}:calls =refused";
+        let reason = site.redis.run::<Option<String>>(read).await;
+        reason.expect("Redis replies").unwrap_or_default()
+    };
+    eventually("the reason is in Redis", async || {
+        reason().await.contains("latin1")
+    })
+    .await;
+    site.sql("ALTER TABLE page MODIFY path VARBINARY(99)").await;
+    eventually("the family is configured", async || {
+        let read = "HGET cf1:{shop/pages/0}:calls =kind";
+        let kind = site.redis.run::<Option<String>>(read).await;
+        kind.expect("Redis replies").as_deref() == Some("buffered")
+    })
+    .await;
+    assert_eq!(reason().await, "");
+}

@@ -1,0 +1,124 @@
+//! Outages of Redis. After the first call that waited for a reply in vain, others do not wait: they
+//! fail at once, until a probe in the background gets a reply.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use redis::{Cmd, RedisError, ServerErrorKind, ToRedisArgs, cmd};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::connection::Connection;
+use crate::connection::backoff::Backoff;
+use crate::connection::refusal::unsent_reason;
+use crate::error::{Error, ErrorKind, redis_error};
+
+/// The time that a call waits in vain before it shows an outage. One with a shorter limit shows
+/// nothing.
+const PATIENCE: Duration = Duration::from_millis(400);
+/// The time limit of a probe.
+const PROBE: Duration = Duration::from_millis(500);
+
+/// Whether the server of some partitions replies: of all on a single server, of one in a cluster.
+#[derive(Debug, Default)]
+pub struct Outage {
+    is_out: AtomicBool,
+    began: Mutex<Option<(Instant, Error)>>,
+}
+
+impl Outage {
+    /// Returns the error for a call during an outage: nothing was sent.
+    pub fn refusal(&self, family: impl fmt::Display) -> Option<Error> {
+        if !self.is_out.load(Ordering::Relaxed) {
+            return None;
+        }
+        let began = self.began.lock();
+        let (at, cause) = began.as_ref()?;
+        let what = format!("{family}: Redis has not replied for {:.1?}", at.elapsed());
+        Some(Error::new(ErrorKind::Redis, what).with_source(cause.clone()))
+    }
+
+    /// Begins an outage if a call with this error waited in vain, and has the server probed.
+    /// The probe reads a key of the server.
+    pub fn failed(
+        self: &Arc<Self>,
+        redis: &Connection,
+        key: impl ToRedisArgs,
+        began: Instant,
+        error: &Error,
+    ) {
+        if began.elapsed() < PATIENCE || !is_silence(error) {
+            return;
+        }
+        let mut known = self.began.lock();
+        if known.is_some() {
+            return;
+        }
+        tracing::warn!(error = %format_args!("{error:#}"), "Redis does not reply: calls fail at once until it does");
+        *known = Some((began, error.clone()));
+        self.is_out.store(true, Ordering::Relaxed);
+        let over = Over(Arc::downgrade(self));
+        let mut exists = cmd("EXISTS");
+        exists.arg(key);
+        tokio::spawn(probe(over, redis.clone(), exists));
+    }
+}
+
+/// Probes the server until it replies, or nobody needs to know any more.
+async fn probe(over: Over, redis: Connection, command: Cmd) {
+    let mut pause = Backoff::default();
+    while over.0.strong_count() > 0 {
+        sleep(pause.next()).await;
+        let replied = match timeout(PROBE, redis.send(&command)).await {
+            Ok(Ok(_)) => true,
+            Ok(Err(error)) => !is_no_reply(&error),
+            Err(_) => false,
+        };
+        if replied {
+            tracing::info!("Redis replies again");
+            return;
+        }
+    }
+}
+
+/// Ends an outage when it is dropped, also if the task that probes ends early, with its runtime.
+struct Over(Weak<Outage>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        if let Some(outage) = self.0.upgrade() {
+            outage.is_out.store(false, Ordering::Relaxed);
+            *outage.began.lock() = None;
+        }
+    }
+}
+
+/// Returns whether a call failed because Redis did not reply, or is not ready to reply.
+fn is_silence(error: &Error) -> bool {
+    if !matches!(error.kind(), ErrorKind::Redis | ErrorKind::OutcomeUnknown) {
+        return false;
+    }
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if let Some(error) = redis_error(cause) {
+            return is_no_reply(error);
+        }
+        source = cause.source();
+    }
+    true
+}
+
+fn is_no_reply(error: &RedisError) -> bool {
+    use redis::ErrorKind::Server;
+    let not_ready = matches!(
+        error.kind(),
+        Server(
+            ServerErrorKind::BusyLoading
+                | ServerErrorKind::ClusterDown
+                | ServerErrorKind::MasterDown
+        )
+    );
+    not_ready || error.code().is_none() || unsent_reason(error).is_some()
+}

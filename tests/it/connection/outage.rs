@@ -1,0 +1,115 @@
+//! A Redis that does not reply: the first call waits for its time limit, the others do not wait.
+
+use crate::support::*;
+
+/// A handle of each kind, with the default time limits.
+struct Page {
+    views: BufferedCounters,
+    votes: CachedCounters,
+    hits: Series,
+    readers: Activity,
+    daily: Visitors,
+}
+
+impl Page {
+    async fn open(counterfoil: &Counterfoil) -> Self {
+        Page {
+            views: counterfoil.open(family("views")).await.unwrap(),
+            votes: counterfoil.open(votes()).await.unwrap(),
+            hits: counterfoil.open(days()).await.unwrap(),
+            readers: counterfoil.open(Family::activity("test", "readers")).await.unwrap(),
+            daily: counterfoil.open(Family::visitors("test", "daily")).await.unwrap(),
+        }
+    }
+
+    /// Makes a call of each kind, and reads. Nothing is counted.
+    async fn is_refused(&self) {
+        let day = day("2026-11-25");
+        let counted = [
+            self.views.add("page", 1).await.map(drop),
+            self.views.add_once("job", "page", 1).await.map(drop),
+            self.votes.incr("page", 1).await.map(drop),
+            self.hits.add("page", 1).await.map(drop),
+            self.readers.touch("page", "visitor").await,
+            self.daily.first_visit("page", day, "visitor").await.map(drop),
+        ];
+        let read = [
+            self.views.get("page").await.map(drop),
+            self.votes.get("page").await.map(drop),
+            self.hits.get("page", Precision::Day).await.map(drop),
+            self.readers.now("page").await.map(drop),
+        ];
+        for result in counted.into_iter().chain(read) {
+            refused(result, ErrorKind::Redis, "has not replied for");
+        }
+    }
+}
+
+/// Ends the replies, shows that one call waits and no other, and that calls count soon after Redis
+/// replies again.
+async fn costs_one_call(page: &Page, end: impl AsyncFnOnce(), begin: impl AsyncFnOnce()) {
+    assert_eq!(page.views.count("page", 1).await, 1);
+    counted(page.votes.incr("page", 1).await.unwrap());
+    end().await;
+    let started = Instant::now();
+    page.views.add("page", 1).await.unwrap_err();
+    let waited = started.elapsed();
+    assert!(waited < millis(1500), "{waited:?}");
+    let started = Instant::now();
+    for _ in 0..20 {
+        page.is_refused().await;
+    }
+    let waited = started.elapsed();
+    assert!(waited < millis(1000), "200 calls took {waited:?}");
+    // its sums wait
+    page.views.record("recorded", 1).unwrap();
+    begin().await;
+    let started = Instant::now();
+    eventually("calls count again", async || page.views.add("other", 1).await.is_ok()).await;
+    let waited = started.elapsed();
+    assert!(waited < secs(5), "{waited:?}");
+    counted(page.votes.incr("page", 1).await.unwrap());
+    eventually("recorded hits count", async || {
+        page.views.flush().await.is_ok() && page.views.value("recorded").await == 1
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_redis_that_is_down_costs_one_call_its_time_limit() {
+    let pair = Pair::with(RedisOptions::aof("always")).await;
+    let page = Page::open(&Counterfoil::new(pair.redis.manager().await, pair.store.clone())).await;
+    let (kill, start) = (async || pair.redis.kill(), async || pair.redis.start_again().await);
+    costs_one_call(&page, kill, start).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_is_silent_costs_one_call_its_time_limit() {
+    let pair = Pair::new().await;
+    let page = Page::open(&Counterfoil::new(pair.redis.manager().await, pair.store.clone())).await;
+    let (suspend, resume) = (async || pair.redis.pause(), async || pair.redis.resume());
+    costs_one_call(&page, suspend, resume).await;
+}
+
+#[tokio::test]
+async fn a_network_that_drops_everything_costs_one_call_its_time_limit() {
+    let pair = Pair::new().await;
+    let proxy = Proxy::to(&pair.redis);
+    let primary = Primary::connect(proxy.url()).await.unwrap();
+    let page = Page::open(&Counterfoil::new(primary, pair.store.clone())).await;
+    let (hold, free) = (async || proxy.black_hole(), async || proxy.heal(Held::Lost));
+    costs_one_call(&page, hold, free).await;
+}
+
+/// A refusal that Redis itself sends is one of a call: others are tried.
+#[tokio::test]
+async fn a_full_redis_is_no_outage() {
+    let pair = Pair::new().await;
+    let views = pair.open(family("views")).await;
+    views.count("page", 1).await;
+    pair.redis.does("CONFIG SET maxmemory 1").await;
+    let full = views.clone().write_timeout(millis(600));
+    full.add("page", 1).await.unwrap_err();
+    pair.redis.does("CONFIG SET maxmemory 0").await;
+    assert_eq!(views.count("page", 1).await, 2);
+}
