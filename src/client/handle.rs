@@ -216,8 +216,8 @@ impl Handle {
         let outage = self.shared.topology.outage();
         let mut pause = Backoff::default();
         loop {
-            if let Some(refusal) = outage.and_then(|outage| outage.refusal(self.family())) {
-                return Err(refusal);
+            if let Some(outage) = outage {
+                outage.check(self.family()).await?;
             }
             let late = |_| Err(self.late(ErrorKind::Redis, self.timeouts.read));
             match timeout_at(deadline + LAST_MOMENT, read(deadline))

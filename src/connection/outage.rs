@@ -8,18 +8,17 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use redis::{Cmd, RedisError, ServerErrorKind, ToRedisArgs, cmd};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
 
 use crate::connection::Connection;
 use crate::connection::backoff::Backoff;
 use crate::connection::refusal::unsent_reason;
-use crate::error::{Error, ErrorKind, redis_error};
+use crate::error::{Error, ErrorKind, Result, redis_error};
 
 /// The time that a call waits in vain before it shows an outage. One with a shorter limit shows
 /// nothing.
 const PATIENCE: Duration = Duration::from_millis(400);
-/// The time limit of a probe.
-const PROBE: Duration = Duration::from_millis(500);
 
 /// Whether the server of some partitions replies: of all on a single server, of one in a cluster.
 #[derive(Debug, Default)]
@@ -29,15 +28,20 @@ pub struct Outage {
 }
 
 impl Outage {
-    /// Returns the error for a call during an outage: nothing was sent.
-    pub fn refusal(&self, family: impl fmt::Display) -> Option<Error> {
+    /// Refuses a call during an outage: nothing was sent.
+    pub async fn check(&self, family: &impl fmt::Display) -> Result<()> {
         if !self.is_out.load(Ordering::Relaxed) {
-            return None;
+            return Ok(());
         }
-        let began = self.began.lock();
-        let (at, cause) = began.as_ref()?;
-        let what = format!("{family}: Redis has not replied for {:.1?}", at.elapsed());
-        Some(Error::new(ErrorKind::Redis, what).with_source(cause.clone()))
+        // a caller that tries again at once must not keep the probe from running
+        yield_now().await;
+        match &*self.began.lock() {
+            None => Ok(()),
+            Some((at, cause)) => {
+                let what = format!("{family}: Redis has not replied for {:.1?}", at.elapsed());
+                Err(Error::new(ErrorKind::Redis, what).with_source(cause.clone()))
+            }
+        }
     }
 
     /// Begins an outage if a call with this error waited in vain, and has the server probed.
@@ -71,12 +75,9 @@ async fn probe(over: Over, redis: Connection, command: Cmd) {
     let mut pause = Backoff::default();
     while over.0.strong_count() > 0 {
         sleep(pause.next()).await;
-        let replied = match timeout(PROBE, redis.send(&command)).await {
-            Ok(Ok(_)) => true,
-            Ok(Err(error)) => !is_no_reply(&error),
-            Err(_) => false,
-        };
-        if replied {
+        // it waits as long as the connection allows, which then notices that it is lost
+        let replied = redis.send(&command).await;
+        if replied.is_ok() || replied.is_err_and(|error| !is_no_reply(&error)) {
             tracing::info!("Redis replies again");
             return;
         }

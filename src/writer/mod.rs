@@ -233,9 +233,7 @@ impl Writer {
         mut push: impl FnMut(&mut Group) -> T,
     ) -> Result<(Arc<Call>, T)> {
         let (queue, deadline) = (&self.queue, options.deadline);
-        if let Some(refusal) = queue.route.outage(partition).refusal(self.family()) {
-            return Err(refusal);
-        }
+        queue.route.outage(partition).check(self.family()).await?;
         self.watch_runtime();
         loop {
             if is_mixed && !queue.route.spans_partitions() {

@@ -67,7 +67,7 @@ async fn costs_one_call(page: &Page, end: impl AsyncFnOnce(), begin: impl AsyncF
     let started = Instant::now();
     eventually("calls count again", async || page.views.add("other", 1).await.is_ok()).await;
     let waited = started.elapsed();
-    assert!(waited < secs(5), "{waited:?}");
+    assert!(waited < secs(10), "{waited:?}");
     counted(page.votes.incr("page", 1).await.unwrap());
     eventually("recorded hits count", async || {
         page.views.flush().await.is_ok() && page.views.value("recorded").await == 1

@@ -104,7 +104,7 @@ fn a_read_that_ends_with_its_runtime_takes_no_other_caller_with_it() {
     };
     let redis = home.block_on(new_redis());
     let (incr, get) = home.block_on(async {
-        let pair = Counterfoil::new(redis.manager().await, store);
+        let pair = patient(Counterfoil::new(redis.manager().await, store));
         let votes = pair.opened(votes()).await;
         let call = |runtime: &Runtime| {
             let incr = votes.clone();

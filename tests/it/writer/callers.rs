@@ -220,7 +220,7 @@ async fn after(timeout_after: Duration, views: &BufferedCounters, ids: &[String]
 #[tokio::test(flavor = "multi_thread")]
 async fn while_redis_stands_still_callers_give_up_in_time() {
     let (plain, views) = views(2).await;
-    let timeout_after = millis(400);
+    let timeout_after = millis(350);
     let views = views.write_timeout(timeout_after);
     let ids: Vec<_> = (0..2)
         .flat_map(|number| ids_of(views.family(), number, 40))

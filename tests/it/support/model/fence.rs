@@ -209,7 +209,7 @@ impl Family {
     /// Returns the reply, or `None` if a new epoch begins.
     pub(super) fn epoch(&self, now: u64, kind: &str, partitions: &str) -> Option<Value> {
         let Some([known_kind, right, settings]) = self.known() else {
-            return Some(reply("UNCONFIGURED", []));
+            return Some(reply("UNCONFIGURED", [text("")]));
         };
         let fits = |wanted: &str, known: &str| wanted.is_empty() || wanted == known;
         if !fits(kind, &known_kind) || !fits(partitions, &right) {
