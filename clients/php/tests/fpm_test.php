@@ -4,13 +4,14 @@
 
 declare(strict_types=1);
 
-/** Starts php-fpm on a socket of its own, and calls the function with one that makes a request. */
-function withFpm(callable $test): void
-{
-    $binary = current(array_filter(array_merge(glob('/usr/sbin/php-fpm*'), glob('/usr/local/sbin/php-fpm*'))));
-    $folder = sys_get_temp_dir() . '/cf-fpm-' . bin2hex(random_bytes(6));
-    mkdir($folder);
-    file_put_contents("$folder/count.php", '<?php
+require_once __DIR__ . '/fpm.php';
+
+if (fpmBinary() === null) {
+    echo "the tests with php-fpm are skipped: it is not installed\n";
+    return [];
+}
+
+const COUNTING_PAGE = '<?php
         require $_GET["installed"] . "/vendor/autoload.php";
         $redis = function () {
             $redis = new Redis();
@@ -29,39 +30,20 @@ function withFpm(callable $test): void
             } catch (Counterfoil\CounterfoilException $error) {
                 echo $error->reason;
             }
-        }');
-    file_put_contents("$folder/fpm.conf", "[global]\nerror_log = $folder/log\ndaemonize = no\n[test]\nlisten = $folder/fpm.sock\n"
-        . "user = root\npm = static\npm.max_children = 2\npm.max_requests = 20\nphp_admin_value[apc.enabled] = 1\n");
-    $fpm = proc_open([$binary, '-R', '-F', '-y', "$folder/fpm.conf"], [1 => ['file', '/dev/null', 'w'], 2 => ['file', '/dev/null', 'w']], $pipes);
-    for ($i = 0; $i < 100 && !file_exists("$folder/fpm.sock"); $i++) {
-        usleep(50_000);
-    }
-    $request = function (string $id, string $call = 'add', string $socket = SOCKET, bool $isPersistent = false) use ($folder): string {
-        $query = http_build_query(['installed' => INSTALLED, 'socket' => $socket, 'namespace' => NS, 'id' => $id, 'call' => $call,
-            'persistent' => $isPersistent ? 1 : 0]);
-        $cgi = proc_open(['cgi-fcgi', '-bind', '-connect', "$folder/fpm.sock"], [1 => ['pipe', 'w']], $pipes, null,
-            ['SCRIPT_FILENAME' => "$folder/count.php", 'REQUEST_METHOD' => 'GET', 'QUERY_STRING' => $query, 'PATH' => getenv('PATH')]);
-        $reply = stream_get_contents($pipes[1]);
-        proc_close($cgi);
-        return $reply;
-    };
-    try {
-        $test(fn(mixed ...$args): string => trim(explode("\r\n\r\n", $request(...$args), 2)[1] ?? ''));
-    } finally {
-        proc_terminate($fpm);
-        proc_close($fpm);
-        array_map('unlink', glob("$folder/*"));
-        rmdir($folder);
-    }
-}
+        }';
 
-if (glob('/usr/*/php-fpm*') + glob('/usr/local/sbin/php-fpm*') === [] || trim((string) shell_exec('command -v cgi-fcgi')) === '') {
-    echo "the tests with php-fpm are skipped: php-fpm or cgi-fcgi is not installed\n";
-    return [];
+/** Calls the function with one that counts an id in a request. */
+function withCounting(callable $test): void
+{
+    withFpm(COUNTING_PAGE, function (callable $request) use ($test): void {
+        $test(fn(string $id, string $call = 'add', string $socket = SOCKET, bool $isPersistent = false): string =>
+            $request(['installed' => INSTALLED, 'socket' => $socket, 'namespace' => NS, 'id' => $id, 'call' => $call,
+                'persistent' => $isPersistent ? 1 : 0]));
+    }, maxRequests: 20);
 }
 
 return [
-    'php-fpm' => fn() => withFpm(function (callable $request) {
+    'php-fpm' => fn() => withCounting(function (callable $request) {
         $id = id();
         $workers = [];
         for ($i = 1; $i <= 60; $i++) {
@@ -83,7 +65,7 @@ return [
         same('EXPIRED', preg_replace('/^\d+ /', '', $request($id)));
         same(['64', '65'], [explode(' ', $request($id))[1], explode(' ', $request($id))[1]]);
     }),
-    'a late reply on a persistent connection' => fn() => withFpm(function (callable $request) {
+    'a late reply on a persistent connection' => fn() => withCounting(function (callable $request) {
         $socket = sys_get_temp_dir() . '/cf-late-' . bin2hex(random_bytes(6)) . '.sock';
         $listener = stream_socket_server("unix://$socket");
         $proxy = pcntl_fork();

@@ -18,7 +18,7 @@ final class Predis extends Driver {
         $connection = $client->getConnection();
         $isCluster = $connection instanceof ClusterInterface;
         $this->nodes = $isCluster ? iterator_to_array($connection, false) : [];
-        if ($isCluster && !$this->nodes) throw new NotCounted('no connection', 'no node knows a cluster', isTemporary: true);
+        if ($isCluster && !$this->nodes) throw new NotCounted('UNREACHABLE', 'no node knows a cluster', isTemporary: true);
         $isNode = $connection instanceof NodeConnectionInterface;
         // the parameter `retry` of Predis 3.4
         $repeats = $isNode && method_exists($of = $connection->getParameters(), 'isDisabledRetry') && !$of->isDisabledRetry();

@@ -232,7 +232,7 @@ abstract class SummingFamily extends Family {
         $left = self::$isOver ? array_intersect_key($numbers, $kept) : [];
         if ($left !== []) $left = $this->parked()?->put($left) ?? $left;
         if ($kept !== [] && $left === [] && Shared::add("waiting {$this->key()}", true)) {
-            error_log("counterfoil: the sums of $this->name wait: " . reset($kept)->getMessage());
+            error_log("counterfoil: sums of {$this->session->namespace}/$this->name wait: " . reset($kept)->getMessage());
         }
         foreach ($left as $key => $n) $this->dropped[] = [$this->subjectOf($key), $n, $kept[$key] ?? reset($kept)];
         foreach ($numbers as $key => $n) {
