@@ -149,7 +149,7 @@ final class Session {
     public function shared(string $kind, string $home): ?array {
         if (!Shared::isEnabled() || $this->outage($home)->isKnown()) return null;
         try {
-            return Shared::fetch("{$this->driver(self::secondsTo($this->deadline()))->address} $kind $home");
+            return Shared::fetch("{$this->address()} $kind $home");
         } catch (CounterfoilException) {
             return null;
         }
@@ -157,7 +157,12 @@ final class Session {
 
     /** Notes it for other requests. It says itself how long its epoch may be used. */
     public function share(string $kind, string $home, ?array $known): void {
-        if (Shared::isEnabled()) Shared::store("{$this->driver->address} $kind $home", $known, 3600);
+        if (Shared::isEnabled()) Shared::store("{$this->address()} $kind $home", $known, 3600);
+    }
+
+    /** Returns where epochs are from: a closure has to connect for that. */
+    private function address(): string {
+        return $this->isOwn ? $this->client->address : $this->driver(self::secondsTo($this->deadline()))->address;
     }
 
     /** Returns the outage of the server, or in a cluster of the home that the key names. */
