@@ -161,13 +161,12 @@ return [
             'silent' => (int) substr(strrchr(stream_socket_get_name($silent, false), ':'), 1)];
         $query = ['installed' => INSTALLED, 'namespace' => NS, 'redis' => $refused, 'daemon' => $refused, 'library' => 'phpredis'];
         echo "outages:\n";
-        $rows = 0;
 
         // a page that calls `later` only, and what arrives of it
-        withFpm(OUTAGE_PAGE, function (callable $request) use ($ports, $query, &$rows): void {
+        withFpm(OUTAGE_PAGE, function (callable $request) use ($ports, $query): void {
             $later = fn(array $of): Closure => fn(): string => $request($of + ['page' => 'later', 'id' => 'page/' . random_int(1, 50)] + $query);
             $times = times($later(['redis' => $ports['refused']]), 8, 1.5);
-            row('later only, 8 workers, Redis refused', $times, 1.5);
+            row('8 workers: later, Redis refused', $times, 1.5);
             $made = count($times);
             $worst = [end($times)];
             $redis = startRedis($ports['refused']);
@@ -182,7 +181,7 @@ return [
                 }
                 same($made, $counted(), 'what waited in APCu was counted once');
                 $times = times($later([]), 8, 1.5);
-                row('later only, 8 workers, Redis replies', $times, 1.5);
+                row('8 workers: later, Redis replies', $times, 1.5);
                 $made += count($times);
                 $rate = count($times);
                 usleep(300_000);
@@ -190,7 +189,7 @@ return [
                 posix_kill(proc_get_status($redis)['pid'], SIGSTOP);
                 foreach (['silent' => [], 'dropped' => ['redis' => $ports['dropped']]] as $name => $of) {
                     $times = times($later($of), 8, 1.5);
-                    row("later only, 8 workers, Redis $name", $times, 1.5);
+                    row("8 workers: later, Redis $name", $times, 1.5);
                     same(true, count($times) > $rate / 4, "later while Redis is $name: " . count($times) . " requests instead of $rate");
                     $worst[] = end($times);
                 }
@@ -201,19 +200,15 @@ return [
             same(true, max($worst) < 1500, 'later costs its request nothing: ' . max($worst) . ' ms');
         }, workers: 8);
 
-        foreach (['three' => 'add, firstVisit, touch', 'values' => 'ten value calls'] as $page => $what) {
-            withFpm(OUTAGE_PAGE, function (callable $request) use ($ports, $query, $page, $what): void {
-                foreach (['phpredis', 'predis'] as $library) {
-                    foreach ($ports as $name => $port) {
-                        if ($library === 'predis' && ($page === 'values' || $name !== 'silent')) continue;
-                        $port = ['redis' => $port, 'daemon' => $port, 'library' => $library, 'page' => $page, 'id' => 'a'];
-                        // another name of the host begins another outage
-                        $times = times(fn(): string => $request($port + $query), 3, 1.0);
-                        $server = $page === 'values' ? 'the daemon' : "Redis of $library";
-                        row("$what, 3 workers, $server $name", $times, 1.0);
-                        same(true, end($times) < 1400, "$what while $name: " . end($times) . ' ms');
-                        same(true, $times[intdiv(count($times), 2)] < 50, "$what while $name");
-                    }
+        foreach ([['three', 'phpredis'], ['three', 'predis'], ['values', 'phpredis']] as [$page, $library]) {
+            $what = $page === 'values' ? 'ten value calls, daemon' : "add, firstVisit, touch, Redis by $library";
+            withFpm(OUTAGE_PAGE, function (callable $request) use ($ports, $query, $page, $library, $what): void {
+                foreach ($ports as $name => $port) {
+                    $own = ['redis' => $port, 'daemon' => $port, 'library' => $library, 'page' => $page, 'id' => 'a'];
+                    $times = times(fn(): string => $request($own + $query), 3, 1.0);
+                    row("3 workers: $what $name", $times, 1.0);
+                    same(true, end($times) < 1400, "$what $name: " . end($times) . ' ms');
+                    same(true, $times[intdiv(count($times), 2)] < 50, "$what $name");
                 }
             }, workers: 3);
         }

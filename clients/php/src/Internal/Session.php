@@ -10,8 +10,10 @@ use Predis\{ClientInterface, Connection\Replication\ReplicationInterface, Predis
 final class Session {
     private const SCRIPTS = __DIR__ . '/../../lua';
     private const PAUSE_US = 50_000;
-    /** What an attempt has at least, and a probe at most, for connecting and for a reply. */
-    public const ATTEMPT_S = 0.1;
+    /** The time that an attempt has at least, for connecting and for a reply. */
+    private const ATTEMPT_S = 0.2;
+    /** The time that a probe has. */
+    public const PROBE_S = 0.1;
     /** How long the end of a program waits for its sums. */
     private const END_S = 5.0;
     /** The reasons of errors with which an outage begins. */
@@ -184,7 +186,7 @@ final class Session {
         $names = ['calls', 'calls_before', 'requests', 'requests_before'];
         $words = [...array_map(fn(string $name): string => "$home}:$name", $names), '', '', '', ''];
         try {
-            $this->driver(self::ATTEMPT_S)->evaluate(true, self::$hashes['family_epoch'], count($names), $words, self::ATTEMPT_S);
+            $this->driver(self::PROBE_S)->evaluate(true, self::$hashes['family_epoch'], count($names), $words, self::PROBE_S);
             return true;
         } catch (CounterfoilException $error) {
             $this->isBroken = $error->isTemporary;
