@@ -573,7 +573,12 @@ return [
         $id = id();
         $views->later($id, 2);
         $views->later($id);
+        ini_set('error_log', $log = tempnam(sys_get_temp_dir(), 'cf'));
         fails(NotCounted::class, 'UNREACHABLE', fn() => $views->flush());
+        fails(NotCounted::class, 'UNREACHABLE', fn() => $views->flush());
+        same(1, preg_match('#^.*sums of ' . NS . '/views wait: UNREACHABLE: Connection refused\n\z#', file_get_contents($log)), 'logged once');
+        ini_set('error_log', '/dev/null');
+        unlink($log);
         $isAway = false;
         recover();
         forked(fn() => [$views->flush(), $views->later($id, 10), $views->flush()]);

@@ -109,4 +109,41 @@ return [
             unlink($socket);
         }
     }),
+    'sums in APCu are taken once' => fn() => withFpm('<?php
+        require $_GET["installed"] . "/vendor/autoload.php";
+        $parked = new Counterfoil\Internal\Parked($_GET["name"]);
+        $sums = array_fill_keys(array_rand(range(0, 300), 5), 1);
+        echo $_GET["puts"] ? 5 - array_sum($parked->put($sums)) : -array_sum($parked->take());', function (callable $request): void {
+        $of = fn(bool $puts, string $name = 'a'): int => (int) $request(['installed' => INSTALLED, 'puts' => (int) $puts, 'name' => $name]);
+        $children = [];
+        for ($i = 0; $i < 8; $i++) {
+            [$ours, $theirs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+            if (($child = pcntl_fork()) === 0) {
+                for ($sum = $round = 0; $round < 150; $round++) $sum += $of(random_int(0, 3) > 0);
+                fwrite($theirs, (string) $sum);
+                posix_kill(getmypid(), SIGKILL);
+            }
+            fclose($theirs);
+            $children[$child] = $ours;
+        }
+        $waiting = $of(true);
+        foreach ($children as $child => $stream) {
+            $waiting += (int) stream_get_contents($stream);
+            pcntl_waitpid($child, $status);
+        }
+        $taken = 0;
+        while (($some = $of(false)) !== 0) $taken -= $some;
+        same($waiting, $taken);
+        same([5, 0, -5, 0], [$of(true, 'b'), $of(false, 'c'), $of(false, 'b'), $of(false, 'b')]);
+    }, workers: 8),
+    'sums in APCu are bounded' => fn() => withFpm('<?php
+        require $_GET["installed"] . "/vendor/autoload.php";
+        $parked = new Counterfoil\Internal\Parked("bounded");
+        $began = hrtime(true);
+        $left = count($parked->put(array_fill_keys(range(1, 110_000), 1)));
+        for ($taken = 0; $sums = $parked->take(); $taken += count($sums)) continue;
+        echo json_encode([$left, $taken]);', function (callable $request): void {
+        [$left, $taken] = json_decode($request(['installed' => INSTALLED]));
+        same([110_000, true], [$left + $taken, $taken <= 100_000 && $taken > 90_000]);
+    }),
 ];

@@ -6,6 +6,7 @@ declare(strict_types=1);
 
 require $argv[1] . '/vendor/autoload.php';
 define('INSTALLED', $argv[1]);
+ini_set('error_log', '/dev/null');
 set_error_handler(fn(int $level, string $text) => throw new ErrorException($text, 0, $level));
 
 function env(string $name): string

@@ -57,7 +57,7 @@ final class Session {
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
         [$isSha, $script] = [true, self::$hashes[$call->script]];
         $words = [...$call->keys, ...$call->fence, ...$call->args, ...$call->tail];
-        $deadline = $this->deadline();
+        [$began, $deadline] = [hrtime(true), $this->deadline()];
         while (true) {
             $wasUnsure = $call->isUnsure;
             $this->refuseInOutage($call);
@@ -83,7 +83,9 @@ final class Session {
             }
             if (!$isPassing || !$this->pause($deadline)) break;
         }
-        if ($isPassing && in_array($error->reason, self::DOWN, true)) $this->outage($call->keys[0])->begin($error);
+        // one attempt that fails at once says little about the next second
+        $hasWaited = !$this->isOnce || hrtime(true) - $began > self::PROBE_S * 1e9;
+        if ($isPassing && $hasWaited && in_array($error->reason, self::DOWN, true)) $this->outage($call->keys[0])->begin($error);
         if (!$call->isUnsure || $error instanceof OutcomeUnknown) throw $error;
         // it does not tell what came of earlier arrivals of the call
         throw Driver::lost($error->getMessage(), $error->getPrevious());
