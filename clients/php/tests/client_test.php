@@ -363,6 +363,38 @@ return [
         usleep(1_000_000);
         same(true, in_array($views->add($id), [2, 3], true));
     },
+    'an outage of a partition of a cluster is its own' => function () {
+        $driver = new class extends Driver {
+            public string $down = '';
+            public function __construct() { parent::__construct(true, bin2hex(random_bytes(4))); }
+            public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words, float $limit): array {
+                if ($this->down !== '' && str_contains($words[0], $this->down)) throw self::lost('timed out');
+                $settings = ['ids' => '[a-z]+', 'ids_in_words' => 'letters', 'wide' => false];
+                $isEpoch = str_ends_with($words[3], ':requests_before');
+                return $isEpoch ? ['OK', 'e', 'g', 'buffered', '4', json_encode($settings)] : ['OK', 1, 7, 7];
+            }
+            public function close(): void {}
+            public function reconnect(float $limit): void {}
+        };
+        $counterfoil = new Counterfoil(redis(), NS, retryFor: 0.3);
+        $session = (new ReflectionProperty($counterfoil, 'session'))->getValue($counterfoil);
+        (new ReflectionProperty($session, 'driver'))->setValue($session, $driver);
+        $views = $counterfoil->buffered('views');
+        $of = fn(int $partition): string => current(array_filter(range('a', 'z'), fn(string $id): bool => crc32($id) % 4 === $partition));
+        same([7, 7], [$views->add($of(1)), $views->add($of(2))]);
+        $driver->down = '/views/1}';
+        fails(OutcomeUnknown::class, 'no reply', fn() => $views->add($of(1)));
+        $began = hrtime(true);
+        fails(NotCounted::class, 'UNREACHABLE', fn() => $views->add($of(1)));
+        $views->later($of(1), 5);
+        $views->later($of(2), 6);
+        fails(NotCounted::class, 'UNREACHABLE', fn() => $views->flush());
+        same([7, true], [$views->add($of(2)), hrtime(true) < $began + 50e6]);
+        usleep(1_000_000);
+        $driver->down = '';
+        $views->flush();
+        same(7, $views->add($of(1)));
+    },
     'errors of one call begin no outage' => function () {
         $driver = new class extends Driver {
             public string $refusal = '';
@@ -474,6 +506,11 @@ return [
         $visits->later('s', '2014-09-20', 'b');
         $visits->flush();
         same([2, 0], $visits->values([['s', '2014-09-20'], ['s', '2014-09-21']]));
+    },
+    'the code of the README can be parsed' => function () {
+        preg_match_all('/^```php\n(.*?)^```$/ms', file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/README.md'), $blocks);
+        foreach ($blocks[1] as $code) token_get_all(str_starts_with($code, '<?php') ? $code : "<?php\n$code", TOKEN_PARSE);
+        same(true, count($blocks[1]) > 3);
     },
     'addMany of many pairs' => function () use ($own) {
         $prefix = id();

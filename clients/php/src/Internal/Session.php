@@ -226,10 +226,10 @@ final class Session {
         };
     }
 
-    /** Returns where a closure is written, and the plain values that it uses. */
+    /** Returns a name for where a closure is written, and for the plain values that it uses. */
     private static function placeOf(Closure $closure): string {
         $function = new ReflectionFunction($closure);
         $values = array_filter($function->getStaticVariables(), is_scalar(...));
-        return "{$function->getFileName()}:{$function->getStartLine()} " . json_encode($values, JSON_INVALID_UTF8_SUBSTITUTE);
+        return sha1(serialize([$function->getFileName(), $function->getStartLine(), $values]));
     }
 }
