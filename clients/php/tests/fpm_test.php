@@ -115,22 +115,12 @@ return [
         $sums = array_fill_keys(array_rand(range(0, 300), 5), 1);
         echo $_GET["puts"] ? 5 - array_sum($parked->put($sums)) : -array_sum($parked->take());', function (callable $request): void {
         $of = fn(bool $puts, string $name = 'a'): int => (int) $request(['installed' => INSTALLED, 'puts' => (int) $puts, 'name' => $name]);
-        $children = [];
-        for ($i = 0; $i < 8; $i++) {
-            [$ours, $theirs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
-            if (($child = pcntl_fork()) === 0) {
-                for ($sum = $round = 0; $round < 150; $round++) $sum += $of(random_int(0, 3) > 0);
-                fwrite($theirs, (string) $sum);
-                posix_kill(getmypid(), SIGKILL);
-            }
-            fclose($theirs);
-            $children[$child] = $ours;
-        }
+        $clients = array_map(fn(): Closure => aside(function () use ($of): int {
+            for ($sum = $round = 0; $round < 150; $round++) $sum += $of(random_int(0, 3) > 0);
+            return $sum;
+        }), range(1, 8));
         $waiting = $of(true);
-        foreach ($children as $child => $stream) {
-            $waiting += (int) stream_get_contents($stream);
-            pcntl_waitpid($child, $status);
-        }
+        foreach ($clients as $client) $waiting += $client();
         $taken = 0;
         while (($some = $of(false)) !== 0) $taken -= $some;
         same($waiting, $taken);

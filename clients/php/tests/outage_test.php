@@ -38,6 +38,7 @@ const WORKER = '<?php
     pcntl_async_signals(true);
     pcntl_signal(SIGTERM, fn() => exit(0));
     error_reporting(0);
+    ini_set("error_log", "/dev/null");
     $views = Counterfoil\Counterfoil::connect("redis://127.0.0.1:$argv[2]", "own")->buffered("views");
     $views->later("a");
     try {
@@ -46,7 +47,8 @@ const WORKER = '<?php
         $views->later("b");
     }
     echo "ready\n";
-    sleep(60);';
+    while (true) usleep(10_000);  // a signal just before a long sleep would not end it
+    ';
 
 /** Returns a port at which nothing listens. */
 function freePort(): int
@@ -95,28 +97,15 @@ function times(string $what, callable $request, int $clients, float $seconds): a
 {
     $start = hrtime(true);
     $end = $start + $seconds * 1e9;
-    $children = [];
-    for ($i = 0; $i < $clients; $i++) {
-        [$ours, $theirs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
-        if (($child = pcntl_fork()) !== 0) {
-            fclose($theirs);
-            $children[$child] = $ours;
-            continue;
-        }
-        $times = [];
+    $results = array_map(fn(): Closure => aside(function () use ($request, $end): array {
         do {
             $began = hrtime(true);
-            if ($request() !== 'page') break;
+            same('page', $request());
             $times[] = (hrtime(true) - $began) / 1e6;
         } while (hrtime(true) < $end);
-        fwrite($theirs, json_encode($times));
-        posix_kill(getmypid(), SIGKILL);
-    }
-    $all = [];
-    foreach ($children as $child => $stream) {
-        array_push($all, ...json_decode(stream_get_contents($stream), true));
-        pcntl_waitpid($child, $status);
-    }
+        return $times;
+    }), range(1, $clients));
+    $all = array_merge(...array_map(fn(Closure $result): array => $result(), $results));
     sort($all);
     $rate = count($all) / (hrtime(true) - $start) * 1e9;
     printf("  %-62s %7.1f /s  p50 %7.1f ms  worst %7.1f ms\n", "$clients workers: $what", $rate, $all[intdiv(count($all), 2)], end($all));
@@ -157,6 +146,7 @@ return [
         $ports = ['refused' => $refused, 'dropped' => $dropped[0],
             'silent' => (int) substr(strrchr(stream_socket_get_name($silent, false), ':'), 1)];
         $query = ['installed' => INSTALLED, 'namespace' => NS, 'redis' => $refused, 'daemon' => $refused, 'library' => 'phpredis'];
+        $terminated = aside(fn(): array => terminated(['refused' => freePort()] + $ports));
         echo "outages:\n";
 
         // a page that calls `later` only, and what arrives of it
@@ -211,7 +201,7 @@ return [
             }, workers: 3);
         }
 
-        foreach (terminated($ports) as $name => $seconds) {
+        foreach ($terminated() as $name => $seconds) {
             printf("  %-62s %7.1f s\n", "from SIGTERM to the end with sums, Redis $name", $seconds);
             same(true, $seconds < (str_contains($name, 'known') ? 2 : 6.5), "the end while Redis is $name");
         }

@@ -81,6 +81,26 @@ function forked(callable $call): void
     same(true, pcntl_wifsignaled($status), 'the child ended');
 }
 
+/** Runs the function in a forked process beside this one. @return Closure(): mixed that waits for its result */
+function aside(callable $call): Closure
+{
+    [$ours, $theirs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+    if (($child = pcntl_fork()) === 0) {
+        try {
+            fwrite($theirs, json_encode($call()));
+        } catch (Throwable $error) {
+            fwrite(STDERR, "aside: $error\n");
+        }
+        posix_kill(getmypid(), SIGKILL);
+    }
+    fclose($theirs);
+    return function () use ($ours, $child): mixed {
+        $result = json_decode(stream_get_contents($ours), true);
+        pcntl_waitpid($child, $status);
+        return $result;
+    };
+}
+
 /** Runs a program that counts an id, `$argv[4]`, and ends as it ends. */
 function program(string $code, string $id, int $status = 0): void
 {

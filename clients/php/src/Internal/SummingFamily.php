@@ -62,8 +62,8 @@ abstract class SummingFamily extends Family {
             $this->refuseRowless($this->idOf($parts, $settings), $settings);
         }
         $this->forgetParent();
-        $lengths = array_map(fn(string $part): string => chr(strlen($part)), array_slice($parts, 0, -1));
-        $key = implode($lengths) . implode($parts);
+        for ($key = '', $i = 0; $i < static::PARTS - 1; $i++) $key .= chr(strlen($parts[$i]));
+        $key .= implode($parts);
         if (!isset($this->sums[$key]) && count($this->sums) >= self::LATER_SUMS) {
             throw new NotCounted('BUSY', 'later holds ' . self::LATER_SUMS . ' other sums', isTemporary: true);
         }
