@@ -29,7 +29,7 @@ final class Connector {
         $this->isCluster = is_array($url);
         $this->nodes = array_map(self::parse(...), (array) $url)
             ?: throw new Misconfigured('url', 'expected at least one node');
-        $this->address = sha1(json_encode($url));  // a password does not belong into APCu
+        $this->address = sha1(json_encode([$url, $tlsCa, $tlsVerify]));  // a password does not belong into APCu
         $this->tls = ($tlsCa === null ? [] : ['cafile' => $tlsCa])
             + ($tlsVerify ? [] : ['verify_peer' => false, 'verify_peer_name' => false]);
         $this->hasTls = $this->nodes[0]['scheme'] === 'tls';
