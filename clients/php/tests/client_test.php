@@ -178,30 +178,6 @@ return [
             }
         }
     },
-    'a connection that was closed before a call and one that is closed within it' => function () {
-        foreach (['phpredis', 'predis'] as $library) {
-            // it replies to the first calls, and closes its connection behind the reply, or behind another request
-            foreach ([NotCounted::class, OutcomeUnknown::class] as $class) {
-                $listener = stream_socket_server('tcp://127.0.0.1:0');
-                $address = stream_socket_get_name($listener, false);
-                $proxy = aside(function () use ($listener, $class): void {
-                    [$client, $server] = [stream_socket_accept($listener), stream_socket_client('unix://' . SOCKET)];
-                    fclose($listener);
-                    do {
-                        fwrite($server, $request = fread($client, 65536));
-                        fwrite($client, fread($server, 65536));
-                    } while (!str_contains($request, ':buffer'));
-                    if ($class === OutcomeUnknown::class) fread($client, 65536);
-                });
-                fclose($listener);
-                $views = Counterfoil::connect("redis://$address", NS, library: $library, retryFor: 0.3)->buffered('views');
-                $views->add($id = id());
-                if ($class === NotCounted::class) $proxy();
-                fails($class, $class === NotCounted::class ? 'UNREACHABLE' : 'no reply', fn() => $views->add($id));
-                if ($class !== NotCounted::class) $proxy();
-            }
-        }
-    },
     'a reply without a number is that of a call that counted' => function () use ($own) {
         $own()->series('hits')->add(id());  // loads the script, which is longer than what the proxy reads at once
         foreach (['phpredis', 'predis'] as $library) {
@@ -371,7 +347,7 @@ return [
         $views->add($id = id());
         $isAway = true;
         redis()->rawCommand('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
-        fails(NotCounted::class, 'UNREACHABLE', fn() => $views->add($id));
+        fails(OutcomeUnknown::class, 'no reply', fn() => $views->add($id));
         $before = [hrtime(true), $calls];
         for ($i = 0; $i < 100; $i++) {
             $error = fails(NotCounted::class, 'UNREACHABLE', fn() => $views->add($id));
@@ -385,7 +361,7 @@ return [
         same($before[1] + 1, $calls, 'one probe in a second');
         $isAway = false;
         usleep(1_000_000);
-        same(2, $views->add($id));
+        same(true, in_array($views->add($id), [2, 3], true));
     },
     'an outage of a partition of a cluster is its own' => function () {
         $driver = new class extends Driver {
@@ -720,7 +696,7 @@ return [
         }
         $isAway = true;
         redis()->rawCommand('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
-        fails(NotCounted::class, 'UNREACHABLE', fn() => $views->add(id()));
+        fails(OutcomeUnknown::class, 'no reply', fn() => $views->add(id()));
         $isAway = false;
         recover();
         same(1, $views->add(id()));

@@ -75,8 +75,6 @@ final class PhpRedis extends Driver {
             if (is_array($reply) && is_string($reply[0] ?? null)) return $reply;
             throw new RedisException($redis->getLastError() ?? 'half a reply');
         } catch (RedisException|RedisClusterException|ErrorException $error) {
-            // before it writes; where it reads, another error wraps this one
-            if ($error->getMessage() === 'Connection lost') throw self::unsent($error);
             $isDown = str_contains($error->getMessage(), 'CLUSTERDOWN');
             $refusal = $redis->getLastError() ?? ($isDown ? 'CLUSTERDOWN' : null);
             throw $refusal === null ? self::lost($error->getMessage(), $error) : self::refused($refusal, $error);

@@ -51,10 +51,6 @@ final class Predis extends Driver {
 
     public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words, float $limit): array {
         $streams = $this->streams();
-        [$readable, $none] = [array_column($streams, 0), null];
-        if (!$this->isCluster && $readable !== [] && stream_select($readable, $none, $none, 0) !== 0) {
-            throw new NotCounted('UNREACHABLE', 'Redis has closed the connection', isTemporary: true);
-        }
         foreach ($streams as [$stream, $timeout]) self::limit($stream, $timeout > 0 ? min($timeout, $limit) : $limit);
         try {
             $call = $this->client->createCommand($isSha ? 'EVALSHA' : 'EVAL', [$script, $numberOfKeys, ...$words]);
