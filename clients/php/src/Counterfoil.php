@@ -14,7 +14,8 @@ final class Counterfoil {
 
     /**
      * @param Redis|RedisCluster|ClientInterface|Closure $redis the application's connection, or a closure that returns a
-     *     new one: it is called at the first use, after a loss of the connection, and in each forked process
+     *     new one: it is called at the first use, after a loss of the connection, and in each forked process. Requests
+     *     share what they know of its server by where it is written, its plain variables, and the namespace
      * @param float $retryFor within how many seconds a call ends, 30 at most; one that reads ends within half of them
      * @param string|list<string>|null $daemon the URL of the daemon, e.g. `http://127.0.0.1:9292`, or those of several: the
      *     next one is asked if one is unreachable or busy

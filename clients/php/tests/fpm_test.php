@@ -65,6 +65,14 @@ return [
         same('EXPIRED', preg_replace('/^\d+ /', '', $request($id)));
         same(['64', '65'], [explode(' ', $request($id))[1], explode(' ', $request($id))[1]]);
     }),
+    'an outage that a closure met is known to all workers' => fn() => withCounting(function (callable $request) {
+        same('UNREACHABLE', $request(id(), socket: '/tmp/counterfoil-no-such.sock'));
+        $began = hrtime(true);
+        for ($i = 0; $i < 10; $i++) {
+            same('UNREACHABLE', $request(id(), socket: '/tmp/counterfoil-no-such.sock'));
+        }
+        same(true, hrtime(true) < $began + 0.5e9);
+    }),
     'a late reply on a persistent connection' => fn() => withCounting(function (callable $request) {
         $socket = sys_get_temp_dir() . '/cf-late-' . bin2hex(random_bytes(6)) . '.sock';
         $listener = stream_socket_server("unix://$socket");
