@@ -66,11 +66,10 @@ return [
         same(['64', '65'], [explode(' ', $request($id))[1], explode(' ', $request($id))[1]]);
     }),
     'an outage that a closure met is known to all workers' => fn() => withCounting(function (callable $request) {
-        same('UNREACHABLE', $request(id(), socket: '/tmp/counterfoil-no-such.sock'));
+        $fail = fn() => same('UNREACHABLE', explode(' ', $request(id(), socket: '/tmp/counterfoil-no-such.sock'))[1]);
+        $fail();
         $began = hrtime(true);
-        for ($i = 0; $i < 10; $i++) {
-            same('UNREACHABLE', $request(id(), socket: '/tmp/counterfoil-no-such.sock'));
-        }
+        for ($i = 0; $i < 10; $i++) $fail();
         same(true, hrtime(true) < $began + 0.5e9);
     }),
     'a late reply on a persistent connection' => fn() => withCounting(function (callable $request) {
