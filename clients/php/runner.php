@@ -6,6 +6,7 @@ declare(strict_types=1);
 
 use Counterfoil\Counterfoil;
 use Counterfoil\CounterfoilException;
+use Counterfoil\Testing;
 
 require $argv[1] . '/vendor/autoload.php';
 set_error_handler(fn(int $level, string $text) => throw new ErrorException($text, 0, $level), E_ALL & ~E_USER_WARNING);
@@ -32,6 +33,9 @@ function connection(array $open): object
 
 function open(array $open): Counterfoil
 {
+    if ($open['library'] === 'testing') {
+        return Testing::counterfoil($open['namespace'], $open['families']);
+    }
     $names = ['retry_for' => 'retryFor', 'daemon' => 'daemon', 'token' => 'token'];
     $options = [];
     foreach ($open['options'] ?? [] as $name => $value) {

@@ -2,36 +2,33 @@
 
 namespace Counterfoil;
 
-use Counterfoil\Internal\{Call, StoredFamily};
-use Generator, Throwable;
+use Counterfoil\Internal\{Call, SummingFamily, ValuesById};
 
 /** Counters whose hits are summed in Redis until the daemon saves them. */
-final class Buffered extends StoredFamily {
-    protected const KIND = 'buffered';
-    private const PAIRS = 999;  // of one call, and one more behind them
-    private const LATER_IDS = 100_000;
+final class Buffered extends SummingFamily {
+    use ValuesById;
 
-    /** @var ?array<int, self> those with sums, which are sent at the end of the script at the latest */
-    private static ?array $waiting = null;
-    private static bool $isOver = false;
-    /** @var array<string, int> sums of `later` */
-    private array $sums = [];
-    private bool $isSending = false;
-    /** @var list<array{string, int, CounterfoilException}> sums that were dropped, until `onError` has them */
-    private array $dropped = [];
+    protected const KIND = 'buffered';
+    protected const SPANS_PARTITIONS = true;
+
     /** Where the hits of this object go in a wide family, modulo its partitions. */
     private ?int $wideHash = null;
 
     /**
      * Counts, and returns what the id then has pending in Redis: null if it was counted but that reply was lost.
      *
+     * @param string|int $id
+     * @param int $delta
      * @throws CounterfoilException
      */
-    public function add(string|int $id, int|float $delta = 1): ?int {
-        [$delta, $id] = [self::checkDelta($delta), $this->checkRow($id)];
-        $args = [0, 1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
-        $hash = $this->hashOf($id, $this->ask()['settings']);
-        return self::pendingOf($this->count($this->call('buffered_add', $hash, ['buffer', 'meta'], $args)));
+    public function add(mixed $id, mixed $delta = 1): ?int {
+        [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
+        return $this->session->within(function () use ($id, $delta): ?int {
+            $this->checkRow($id);
+            $args = [0, 1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
+            $hash = $this->hashOf($id, [], $this->ask()['settings']);
+            return self::pendingOf($this->count($this->call('buffered_add', $hash, ['buffer', 'meta'], $args)));
+        });
     }
 
     /**
@@ -56,7 +53,7 @@ final class Buffered extends StoredFamily {
         }
         $this->session->within(function () use ($items, &$results): void {
             foreach ($this->callsOf($items) as $call) {
-                foreach ($this->addCall($call) as $key => $result) $results[$key] = $result;
+                foreach ($this->outcomesOf($call) as $key => $result) $results[$key] = $result;
             }
         });
         return $results;
@@ -66,225 +63,64 @@ final class Buffered extends StoredFamily {
      * Counts once for a request, however often and wherever it is run again. Redis remembers a request for an hour, or as
      * long as the family's `remember_requests`.
      *
-     * @param string $request names the request: 1 to 64 bytes
+     * @param string|int $request names the request: 1 to 64 bytes
+     * @param string|int $id
+     * @param int $delta
      * @param ?string $epoch what `requestEpoch` returned, stored with the job before the first send: then it never counts
      *     twice. By default the current one
      * @return bool false if it was counted before
      * @throws CounterfoilException
      */
-    public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
-        self::checkId($request, 64, isText: false);
-        [$delta, $id] = [self::checkDelta($delta), $this->checkRow($id)];
-        $hash = $this->hashOfRequest($request, $id);
-        $args = [1, 1, 2, $id, $delta, $id, 0];  // one request, see Family::count
-        $call = $this->call('buffered_add', $hash, ['buffer', 'meta'], $args, [$request, $epoch]);
-        $reply = $this->count($call);
-        $isDup = $reply[0] === 'DUP';
-        if ($isDup) preg_match('/(?:^| )1:(\S+)/', $reply[1], $word);
-        $word = $this->known($isDup ? $word[1] ?? null : $reply[2], $call->partition);
-        $isBefore = is_string($word) && str_starts_with($word, 'BEFORE:');
-        if ($word !== null) self::number($isBefore ? substr($word, 7) : $word);
-        return !$isBefore;
+    public function addOnce(mixed $request, mixed $id, mixed $delta = 1, ?string $epoch = null): bool {
+        [$request, $id, $delta] = [self::checkRequest($request), self::checkId($id), self::checkDelta($delta)];
+        return $this->session->within(function () use ($request, $id, $delta, $epoch): bool {
+            $hash = $this->hashOfRequest($request, $this->checkRow($id));
+            $args = [1, 1, 2, $id, $delta, $id, 0];  // one request, see Family::count
+            $call = $this->call('buffered_add', $hash, ['buffer', 'meta'], $args, [$request, $epoch]);
+            $reply = $this->count($call);
+            $isDup = $reply[0] === 'DUP';
+            if ($isDup) preg_match('/(?:^| )1:(\S+)/', $reply[1], $word);
+            $word = $this->known($isDup ? $word[1] ?? null : $reply[2], $call->partition);
+            $isBefore = is_string($word) && str_starts_with($word, 'BEFORE:');
+            if ($word !== null) self::number($isBefore ? substr($word, 7) : $word);
+            return !$isBefore;
+        });
     }
 
     /**
      * Returns the epoch to be stored with a job before `addOnce` is called for the first time.
      *
+     * @param string|int $request
+     * @param string|int $id
      * @throws CounterfoilException
      */
-    public function requestEpoch(string $request, string|int $id): string {
-        $partition = $this->partitionOf($this->hashOfRequest($request, $this->checkRow($id)));
-        return $this->ask($partition, isFresh: true)['generation'];
+    public function requestEpoch(mixed $request, mixed $id): string {
+        [$request, $id] = [self::checkRequest($request), self::checkId($id)];
+        return $this->session->within(function () use ($request, $id): string {
+            $partition = $this->partitionOf($this->hashOfRequest($request, $this->checkRow($id)));
+            return $this->ask($partition, isFresh: true)['generation'];
+        });
     }
 
     /**
      * Adds to the sums of this process, which are sent at the end of the request, behind its response, or by `flush`.
-     * Behind that end it sends the sum itself.
+     * Behind that end it sends the sum itself. Sums that cannot be sent there wait in APCu for the next request.
      *
+     * @param string|int $id
+     * @param int $delta
      * @throws CounterfoilException NotCounted with the reason BUSY if the sums have 100,000 other ids
      */
-    public function later(string|int $id, int|float $delta = 1): void {
-        [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
-        $this->refuseIfKnown($id);
-        $this->forgetParent();
-        if (!isset($this->sums[$id]) && count($this->sums) >= self::LATER_IDS) {
-            throw new NotCounted('BUSY', 'later holds ' . self::LATER_IDS . ' other ids', isTemporary: true);
-        }
-        self::sum($this->sums[$id] ?? 0, $delta);  // throws beyond 64 bits
-        if (self::$waiting === null) {
-            // behind the functions that are registered later
-            register_shutdown_function(static fn() => register_shutdown_function(self::flushAtEnd(...)));
-        }
-        $own = spl_object_id($this);
-        // no signal handler runs in between, since nothing is called
-        self::$waiting[$own] = $this;
-        $sum = &$this->sums[$id];
-        $sum += $delta;
-        if (self::$isOver) $this->flush();
+    public function later(mixed $id, mixed $delta = 1): void {
+        $this->addSum(self::checkDelta($delta), self::checkId($id));
     }
 
-    /**
-     * Sends what `later` took. Sums that fail for a temporary reason stay for the next flush, unless the script ends; the
-     * others are dropped. Does nothing within another flush, i.e. in a signal handler.
-     *
-     * @throws CounterfoilException the first error
-     */
-    public function flush(): void {
-        $this->forgetParent();
-        if ($this->isSending) return;
-        $this->isSending = true;
-        try {
-            $errors = $this->session->within($this->sendSums(...));
-        } finally {
-            $this->isSending = false;
-        }
-        while ([$id, $delta, $error] = array_pop($this->dropped)) {
-            $this->session->onError?->__invoke($this->name, $id, $delta, $error);  // which may throw
-        }
-        $own = spl_object_id($this);
-        if ($this->sums === []) unset(self::$waiting[$own]);
-        if ($errors !== []) throw reset($errors);
-    }
-
-    /**
-     * Returns the exact value, of MySQL and Redis together.
-     *
-     * @throws CounterfoilException
-     */
-    public function value(string|int $id): int {
-        return $this->exactValues([self::checkId($id)])[0];
-    }
-
-    /**
-     * Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them.
-     *
-     * @param iterable<string|int> $ids
-     * @return list<int>
-     * @throws CounterfoilException
-     */
-    public function values(iterable $ids): array {
-        return $this->exactValues(self::checkIds($ids));
-    }
-
-    /** Sends what is left, also if a function that PHP calls at the end exits before it calls `flushAtEnd`. */
-    public function __destruct() {
-        if ($this->sums !== []) self::flushAtEnd();
-    }
-
-    private static function flushAtEnd(): void {
-        self::$isOver = true;
-        if (self::$waiting !== [] && function_exists('fastcgi_finish_request')) fastcgi_finish_request();
-        foreach (self::$waiting as $family) $family->session->end();
-        for ($round = 1; $round <= 3; $round++) {
-            foreach (self::$waiting as $family) {
-                try {
-                    $family->isSending = false;  // the script may have ended within a flush
-                    $family->flush();
-                } catch (CounterfoilException $error) {
-                    $warnings[] = "counterfoil: $family->name: {$error->getMessage()}";
-                } catch (Throwable $thrown) {  // by onError, a signal handler or a function that connects
-                }
-            }
-        }
-        // a handler of the application may throw
-        if (isset($warnings)) trigger_error(implode('; ', $warnings), E_USER_WARNING);
-        if (isset($thrown)) throw $thrown;
-    }
-
-    /** The sums of the parent process are the parent's. */
-    protected function forgetParent(): void {
-        if ($this->process !== getmypid()) [$this->sums, $this->sent, $this->dropped] = [[], null, []];
-        parent::forgetParent();
-    }
-
-    /** @return array<CounterfoilException> by id why some sums were not counted */
-    private function sendSums(): array {
-        // the call that a signal handler interrupted, perhaps after it was executed
-        $errors = $this->sent?->isUnsure ? $this->settle() : [];
-        $items = [];
-        foreach ($this->sums as $id => $delta) $items[$id] = [(string) $id, $delta];
-        foreach ($this->callsOf($items) as $this->sent) $errors += $this->settle();
-        return $errors;
-    }
-
-    /** Makes the call of sums, and takes out those that were counted, or are dropped. */
-    private function settle(): array {
-        $call = $this->sent;
-        $results = $this->addCall($call);
-        $errors = array_filter($results, fn(mixed $result): bool => $result instanceof CounterfoilException);
-        foreach ($call->items as $key => [$id, $delta]) {
-            $error = $errors[$key] ?? null;
-            if ($error instanceof NotCounted && $error->isTemporary && !self::$isOver) continue;
-            if ($error !== null) $this->dropped[] = [$id, $delta, $error];
-            // no signal handler runs in between, since nothing is called
-            $this->sums[$key] -= $delta;
-            unset($call->items[$key]);
-            if ($this->sums[$key] === 0) unset($this->sums[$key]);
-        }
-        if ($errors === []) $this->callers[] = $call->fence;
-        $this->sent = null;
-        return $errors;
-    }
-
-    private function hashOf(string $id, array $settings): int {
+    protected function hashOf(string $id, array $item, array $settings): int {
         return $settings['wide'] ? $this->wideHash ??= random_int(0, 0xffffffff) : crc32($id);
     }
 
-    private function hashOfRequest(string $request, string $id): int {
-        self::checkId($request, 64, isText: false);
-        return crc32($this->ask()['settings']['wide'] ? $request : $id);
-    }
-
-    /** @return array<int|null|CounterfoilException> the result of each item, by its key */
-    private function addCall(Call $call): array {
-        try {
-            $reply = $this->count($call);
-        } catch (CounterfoilException $error) {
-            return array_fill_keys(array_keys($call->items), $error);
-        }
-        return array_map(function (array $item) use ($reply): int|null|NotCounted {
-            try {
-                return self::pendingOf($reply, $item[2], $item[3]);
-            } catch (NotCounted $error) {
-                return $error;
-            }
-        }, $call->items);
-    }
-
-    /**
-     * Makes calls of up to 999 items each.
-     *
-     * @param array<array{string, int}> $items id and delta
-     * @return Generator<Call>
-     */
-    private function callsOf(array $items): Generator {
-        if ($items === []) return;
-        try {
-            ['partitions' => $of, 'settings' => $settings] = $this->ask();
-        } catch (CounterfoilException $error) {
-            yield new Call('buffered_add', items: $items, error: $error);
-            return;
-        }
-        $homes = [];
-        foreach ($items as $key => [$id, $delta]) {
-            try {
-                $this->refuseRowless($id, $settings);
-            } catch (NotCounted $error) {
-                yield new Call('buffered_add', items: [$key => [$id, $delta]], error: $error);
-                continue;
-            }
-            $partition = $this->hashOf($id, $settings) % $of;
-            $homes[$this->home($partition)][$partition][] = [$partition, $key, $id, $delta];
-        }
-        foreach ($homes as $groups) {
-            foreach (array_chunk(array_merge(...$groups), self::PAIRS) as $chunk) yield $this->callOf($chunk, $of);
-        }
-    }
-
-    /** @param list<array{int, int|string, string, int}> $chunk partition, key, id and delta, by partition */
-    private function callOf(array $chunk, int $of): Call {
+    protected function callOf(array $some, array $known): Call {
         $items = $hits = $pairs = [];
-        foreach ($chunk as $i => [$partition, $key, $id, $delta]) {
+        foreach ($some as $i => [$partition, $key, $id, [, $delta]]) {
             // sums stand for several hits: how many only decides when a sync is due
             $hits[$partition] = min(1000, ($hits[$partition] ?? 0) + max(1, abs($delta)));
             $pairs[$partition][] = $id;
@@ -297,6 +133,14 @@ final class Buffered extends StoredFamily {
             array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));
             array_push($args, $hits[$partition], count($words) / 2, ...$words);
         }
-        return new Call('buffered_add', $keys, $args, $partition, $of, $items);
+        return new Call('buffered_add', $keys, $args, $partition, $known['partitions'], $items);
+    }
+
+    protected function resultOf(array $reply, array $item): ?int {
+        return self::pendingOf($reply, $item[2], $item[3]);
+    }
+
+    private function hashOfRequest(string $request, string $id): int {
+        return crc32($this->ask()['settings']['wide'] ? $request : $id);
     }
 }

@@ -3,10 +3,12 @@
 namespace Counterfoil;
 
 use Closure, Throwable;
-use Counterfoil\Internal\StoredFamily;
+use Counterfoil\Internal\{Family, ValuesById};
 
 /** Counters whose changes return the new value, within bounds. */
-final class Cached extends StoredFamily {
+final class Cached extends Family {
+    use ValuesById;
+
     protected const KIND = 'cached';
     private const SEEDS = 10;
     /** @internal */
@@ -15,9 +17,11 @@ final class Cached extends StoredFamily {
     /**
      * Changes the counter, and returns its new value.
      *
+     * @param string|int $id
+     * @param int $delta
      * @throws CounterfoilException NotCounted with the reason RANGE and the current value beyond the bounds
      */
-    public function incr(string|int $id, int|float $delta = 1): int {
+    public function incr(mixed $id, mixed $delta = 1): int {
         return $this->change($id, (string) self::checkDelta($delta));
     }
 
@@ -25,78 +29,67 @@ final class Cached extends StoredFamily {
      * Changes the counter once for a request, however often and wherever it is run again, and returns the value that it had
      * then. A refusal by the bounds stays, too.
      *
-     * @param string $request names the request: 1 to 64 bytes
+     * @param string|int $request names the request: 1 to 64 bytes
+     * @param string|int $id
+     * @param int $delta
      * @param ?string $epoch as in `Buffered::addOnce`
      * @throws CounterfoilException like incr
      */
-    public function incrOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): int {
-        self::checkId($request, 64, isText: false);
-        return $this->change($id, (string) self::checkDelta($delta), [$request, $epoch]);
+    public function incrOnce(mixed $request, mixed $id, mixed $delta = 1, ?string $epoch = null): int {
+        return $this->change($id, (string) self::checkDelta($delta), [self::checkRequest($request), $epoch]);
     }
 
     /**
      * Returns the epoch to be stored with a job before `incrOnce` is called for the first time.
      *
+     * @param string|int $request
+     * @param string|int $id
      * @throws CounterfoilException
      */
-    public function requestEpoch(string $request, string|int $id): string {
-        self::checkId($request, 64, isText: false);
-        return $this->ask($this->partitionOf(crc32(self::checkId($id))), isFresh: true)['generation'];
+    public function requestEpoch(mixed $request, mixed $id): string {
+        self::checkRequest($request);
+        $id = self::checkId($id);
+        return $this->session->within(fn(): string => $this->ask($this->partitionOf(crc32($id)), isFresh: true)['generation']);
     }
 
     /**
      * Sets the counter, and returns its new value.
      *
+     * @param string|int $id
+     * @param int $value
      * @throws CounterfoilException like incr
      */
-    public function set(string|int $id, int|float $value): int {
+    public function set(mixed $id, mixed $value): int {
         return $this->change($id, '=' . self::checkDelta($value));
     }
 
     /**
      * Returns the value.
      *
+     * @param string|int $id
      * @throws CounterfoilException
      */
-    public function get(string|int $id): int {
-        $id = $this->checkRow($id);
-        $keys = $this->keys($this->partitionOf(crc32($id)), 'base', 'buffer', 'batch', 'meta');
-        $args = [1, '', bin2hex(random_bytes(8)), $id, $id];  // see Family::count
-        return $this->seeded($id, function () use ($keys, $args): string|int {
+    public function get(mixed $id): int {
+        $id = self::checkId($id);
+        return $this->session->within(fn(): int => $this->seeded($id, function () use ($id): string|int {
+            $this->checkRow($id);
+            $keys = $this->keys($this->partitionOf(crc32($id)), 'base', 'buffer', 'batch', 'meta');
+            $args = [1, '', bin2hex(random_bytes(8)), $id, $id];  // see Family::count
             $word = $this->read('cached_get', $keys, $args)[1];
             if ($word !== 'UNCONFIGURED') return $word;
-            throw new NotCounted($word, "$this->name in the partition of $args[3]", isTemporary: true);
-        });
+            throw new NotCounted($word, "$this->name in the partition of $id", isTemporary: true);
+        }), isRead: true);
     }
 
-    /**
-     * Returns the exact value, of MySQL and Redis together; `get` returns the same from Redis.
-     *
-     * @throws CounterfoilException
-     */
-    public function value(string|int $id): int {
-        return $this->exactValues([self::checkId($id)])[0];
-    }
-
-    /**
-     * Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them.
-     *
-     * @param iterable<string|int> $ids
-     * @return list<int>
-     * @throws CounterfoilException
-     */
-    public function values(iterable $ids): array {
-        return $this->exactValues(self::checkIds($ids));
-    }
-
-    private function change(string|int $id, string $change, ?array $request = null): int {
-        $id = $this->checkRow($id);
-        return $this->seeded($id, function () use ($id, $change, $request): string {
+    private function change(mixed $id, string $change, ?array $request = null): int {
+        $id = self::checkId($id);
+        return $this->session->within(fn(): int => $this->seeded($id, function () use ($id, $change, $request): string {
+            $this->checkRow($id);
             $args = [$request === null ? 0 : 1, 2, $id, $change, '', 0];  // see Family::count
             $call = $this->call('cached_incr', crc32($id), ['base', 'buffer', 'batch', 'meta'], $args, $request);
             $word = explode(' ', (string) $this->count($call)[1])[0];
             return preg_replace('/^BEFORE:/', '', $this->known($word, $call->partition));
-        });
+        }));
     }
 
     /** Makes a call, and again with the row of the counter as long as Redis does not have it. */

@@ -3,7 +3,7 @@
 namespace Counterfoil;
 
 use Closure, Redis, RedisCluster;
-use Counterfoil\Internal\{Connector, Daemons, Family, Session};
+use Counterfoil\Internal\{Connector, Daemons, Family, Session, SummingFamily};
 use Predis\ClientInterface;
 
 /** The counters of one namespace. Make one for a request or a worker; it may be used by processes that are forked later. */
@@ -14,24 +14,26 @@ final class Counterfoil {
 
     /**
      * @param Redis|RedisCluster|ClientInterface|Closure $redis the application's connection, or a closure that returns a
-     *     new one: it is called at the first use, after a loss of the connection, and in each forked process
-     * @param float $retryFor for how many seconds a call is repeated, 30 at most
+     *     new one: it is called at the first use, after a loss of the connection, and in each forked process. Requests
+     *     share what they know of its server by where it is written, its plain variables, and the namespace
+     * @param float $retryFor within how many seconds a call ends, 30 at most; one that reads ends within half of them
      * @param string|list<string>|null $daemon the URL of the daemon, e.g. `http://127.0.0.1:9292`, or those of several: the
      *     next one is asked if one is unreachable or busy
      * @param ?string $token that of the daemon
-     * @param ?Closure(string, string, int, CounterfoilException): void $onError receives family, id and delta that
-     *     `later` lost
+     * @param ?Closure(string, string, int, CounterfoilException): void $onError receives family, id (name, page) and
+     *     number of what `later` lost
      * @throws Misconfigured
      */
     public function __construct(
-        Redis|RedisCluster|ClientInterface|Closure|Connector $redis,
+        Redis|RedisCluster|ClientInterface|Closure|Connector|Testing $redis,
         string $namespace,
-        float $retryFor = 10.0,
+        float $retryFor = 1.0,
         string|array|null $daemon = null,
         ?string $token = null,
         ?Closure $onError = null,
     ) {
-        $this->session = new Session($redis, $namespace, $retryFor, new Daemons($daemon, $token, $retryFor), $onError);
+        $values = $redis instanceof Testing ? $redis : new Daemons($daemon, $token);
+        $this->session = new Session($redis, $namespace, $retryFor, $values, $onError);
     }
 
     /**
@@ -39,7 +41,7 @@ final class Counterfoil {
      *
      * @param string|list<string> $url `redis://USER:PASSWORD@HOST:PORT/DATABASE`, `rediss://...` for TLS,
      *     `unix:///PATH?db=DATABASE`; a list for some nodes of a cluster
-     * @param float $timeout for how many seconds it waits for a connection, and for a reply
+     * @param float $timeout for how many seconds an attempt waits for a connection, and for a reply
      * @param ?string $library `phpredis` or `predis`
      * @param ?string $tlsCa with `rediss://` the file of the authority that signed the server's certificate, in PEM
      * @param bool $tlsVerify false accepts any certificate
@@ -49,7 +51,7 @@ final class Counterfoil {
     public static function connect(
         string|array $url,
         string $namespace,
-        float $timeout = 2.0,
+        float $timeout = 0.4,
         ?string $library = null,
         ?string $tlsCa = null,
         bool $tlsVerify = true,
@@ -100,7 +102,7 @@ final class Counterfoil {
     }
 
     /**
-     * Sends what `later` took in all families; see Buffered::flush.
+     * Sends what `later` took in all families; see `flush` of a family.
      *
      * @throws CounterfoilException
      */
@@ -108,7 +110,7 @@ final class Counterfoil {
         $this->session->within(function (): void {
             foreach ($this->families as $family) {
                 try {
-                    if ($family instanceof Buffered) $family->flush();
+                    if ($family instanceof SummingFamily) $family->flush();
                 } catch (CounterfoilException $error) {
                     $first ??= $error;
                 }

@@ -4,13 +4,14 @@
 
 declare(strict_types=1);
 
-/** Starts php-fpm on a socket of its own, and calls the function with one that makes a request. */
-function withFpm(callable $test): void
-{
-    $binary = current(array_filter(array_merge(glob('/usr/sbin/php-fpm*'), glob('/usr/local/sbin/php-fpm*'))));
-    $folder = sys_get_temp_dir() . '/cf-fpm-' . bin2hex(random_bytes(6));
-    mkdir($folder);
-    file_put_contents("$folder/count.php", '<?php
+require_once __DIR__ . '/fpm.php';
+
+if (fpmBinary() === null) {
+    echo "the tests with php-fpm are skipped: it is not installed\n";
+    return [];
+}
+
+const COUNTING_PAGE = '<?php
         require $_GET["installed"] . "/vendor/autoload.php";
         $redis = function () {
             $redis = new Redis();
@@ -29,39 +30,20 @@ function withFpm(callable $test): void
             } catch (Counterfoil\CounterfoilException $error) {
                 echo $error->reason;
             }
-        }');
-    file_put_contents("$folder/fpm.conf", "[global]\nerror_log = $folder/log\ndaemonize = no\n[test]\nlisten = $folder/fpm.sock\n"
-        . "user = root\npm = static\npm.max_children = 2\npm.max_requests = 20\nphp_admin_value[apc.enabled] = 1\n");
-    $fpm = proc_open([$binary, '-R', '-F', '-y', "$folder/fpm.conf"], [1 => ['file', '/dev/null', 'w'], 2 => ['file', '/dev/null', 'w']], $pipes);
-    for ($i = 0; $i < 100 && !file_exists("$folder/fpm.sock"); $i++) {
-        usleep(50_000);
-    }
-    $request = function (string $id, string $call = 'add', string $socket = SOCKET, bool $isPersistent = false) use ($folder): string {
-        $query = http_build_query(['installed' => INSTALLED, 'socket' => $socket, 'namespace' => NS, 'id' => $id, 'call' => $call,
-            'persistent' => $isPersistent ? 1 : 0]);
-        $cgi = proc_open(['cgi-fcgi', '-bind', '-connect', "$folder/fpm.sock"], [1 => ['pipe', 'w']], $pipes, null,
-            ['SCRIPT_FILENAME' => "$folder/count.php", 'REQUEST_METHOD' => 'GET', 'QUERY_STRING' => $query, 'PATH' => getenv('PATH')]);
-        $reply = stream_get_contents($pipes[1]);
-        proc_close($cgi);
-        return $reply;
-    };
-    try {
-        $test(fn(mixed ...$args): string => trim(explode("\r\n\r\n", $request(...$args), 2)[1] ?? ''));
-    } finally {
-        proc_terminate($fpm);
-        proc_close($fpm);
-        array_map('unlink', glob("$folder/*"));
-        rmdir($folder);
-    }
-}
+        }';
 
-if (glob('/usr/*/php-fpm*') + glob('/usr/local/sbin/php-fpm*') === [] || trim((string) shell_exec('command -v cgi-fcgi')) === '') {
-    echo "the tests with php-fpm are skipped: php-fpm or cgi-fcgi is not installed\n";
-    return [];
+/** Calls the function with one that counts an id in a request. */
+function withCounting(callable $test): void
+{
+    withFpm(COUNTING_PAGE, function (callable $request) use ($test): void {
+        $test(fn(string $id, string $call = 'add', string $socket = SOCKET, bool $isPersistent = false): string =>
+            $request(['installed' => INSTALLED, 'socket' => $socket, 'namespace' => NS, 'id' => $id, 'call' => $call,
+                'persistent' => $isPersistent ? 1 : 0]));
+    }, maxRequests: 20);
 }
 
 return [
-    'php-fpm' => fn() => withFpm(function (callable $request) {
+    'php-fpm' => fn() => withCounting(function (callable $request) {
         $id = id();
         $workers = [];
         for ($i = 1; $i <= 60; $i++) {
@@ -83,7 +65,14 @@ return [
         same('EXPIRED', preg_replace('/^\d+ /', '', $request($id)));
         same(['64', '65'], [explode(' ', $request($id))[1], explode(' ', $request($id))[1]]);
     }),
-    'a late reply on a persistent connection' => fn() => withFpm(function (callable $request) {
+    'an outage that a closure met is known to all workers' => fn() => withCounting(function (callable $request) {
+        $fail = fn() => same('UNREACHABLE', explode(' ', $request(id(), socket: '/tmp/counterfoil-no-such.sock'))[1]);
+        $fail();
+        $began = hrtime(true);
+        for ($i = 0; $i < 10; $i++) $fail();
+        same(true, hrtime(true) < $began + 0.5e9);
+    }),
+    'a late reply on a persistent connection' => fn() => withCounting(function (callable $request) {
         $socket = sys_get_temp_dir() . '/cf-late-' . bin2hex(random_bytes(6)) . '.sock';
         $listener = stream_socket_server("unix://$socket");
         $proxy = pcntl_fork();
@@ -126,5 +115,32 @@ return [
             pcntl_waitpid($proxy, $status);
             unlink($socket);
         }
+    }),
+    'sums in APCu are taken once' => fn() => withFpm('<?php
+        require $_GET["installed"] . "/vendor/autoload.php";
+        $parked = new Counterfoil\Internal\Parked($_GET["name"]);
+        $sums = array_fill_keys(array_rand(range(0, 300), 5), 1);
+        echo $_GET["puts"] ? 5 - array_sum($parked->put($sums)) : -array_sum($parked->take());', function (callable $request): void {
+        $of = fn(bool $puts, string $name = 'a'): int => (int) $request(['installed' => INSTALLED, 'puts' => (int) $puts, 'name' => $name]);
+        $clients = array_map(fn(): Closure => aside(function () use ($of): int {
+            for ($sum = $round = 0; $round < 150; $round++) $sum += $of(random_int(0, 3) > 0);
+            return $sum;
+        }), range(1, 8));
+        $waiting = $of(true);
+        foreach ($clients as $client) $waiting += $client();
+        $taken = 0;
+        while (($some = $of(false)) !== 0) $taken -= $some;
+        same($waiting, $taken);
+        same([5, 0, -5, 0], [$of(true, 'b'), $of(false, 'c'), $of(false, 'b'), $of(false, 'b')]);
+    }, workers: 8),
+    'sums in APCu are bounded' => fn() => withFpm('<?php
+        require $_GET["installed"] . "/vendor/autoload.php";
+        $parked = new Counterfoil\Internal\Parked("bounded");
+        $began = hrtime(true);
+        $left = count($parked->put(array_fill_keys(range(1, 110_000), 1)));
+        for ($taken = 0; $sums = $parked->take(); $taken += count($sums)) continue;
+        echo json_encode([$left, $taken]);', function (callable $request): void {
+        [$left, $taken] = json_decode($request(['installed' => INSTALLED]));
+        same([110_000, true], [$left + $taken, $taken <= 100_000 && $taken > 90_000]);
     }),
 ];

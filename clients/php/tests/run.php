@@ -6,6 +6,7 @@ declare(strict_types=1);
 
 require $argv[1] . '/vendor/autoload.php';
 define('INSTALLED', $argv[1]);
+ini_set('error_log', '/dev/null');
 set_error_handler(fn(int $level, string $text) => throw new ErrorException($text, 0, $level));
 
 function env(string $name): string
@@ -57,6 +58,12 @@ function calls(): float
     return array_sum(array_map('intval', $numbers)) / 2 ** 20;
 }
 
+/** Forgets all outages, as if their servers had been probed. */
+function recover(): void
+{
+    (new ReflectionProperty(Counterfoil\Internal\Shared::class, 'own'))->setValue(null, []);
+}
+
 /** Runs the function in a forked process, and waits for its end. */
 function forked(callable $call): void
 {
@@ -72,6 +79,26 @@ function forked(callable $call): void
     }
     pcntl_waitpid($child, $status);
     same(true, pcntl_wifsignaled($status), 'the child ended');
+}
+
+/** Runs the function in a forked process beside this one. @return Closure(): mixed that waits for its result */
+function aside(callable $call): Closure
+{
+    [$ours, $theirs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+    if (($child = pcntl_fork()) === 0) {
+        try {
+            fwrite($theirs, json_encode($call()));
+        } catch (Throwable $error) {
+            fwrite(STDERR, "aside: $error\n");
+        }
+        posix_kill(getmypid(), SIGKILL);
+    }
+    fclose($theirs);
+    return function () use ($ours, $child): mixed {
+        $result = json_decode(stream_get_contents($ours), true);
+        pcntl_waitpid($child, $status);
+        return $result;
+    };
 }
 
 /** Runs a program that counts an id, `$argv[4]`, and ends as it ends. */
@@ -96,13 +123,14 @@ function forget(string $family): void
 }
 
 /** Configures a family without the daemon. */
-function configure(string $family, int $partitions, bool $isWide = false): void
+function configure(string $family, int $partitions, bool $isWide = false, ?Redis $redis = null): void
 {
     $of = fn(string $end): string => 'cf1:{' . NS . "/$family/$end";
     $keys = [$of('0}:calls'), ...array_map(fn(int $i): string => $of("$i}:meta"), range(0, $partitions - 1))];
     $ids = ['separator' => '/', 'ids' => '[\s\S]{1,255}', 'ids_in_words' => '1 to 255 bytes of UTF-8'];
     $args = ['salt', '', 'buffered', $partitions, '', json_encode(['wide' => $isWide] + $ids), 'max_pending', 1_000_000];
-    redis()->eval(file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/lua/family_configure.lua'), [...$keys, ...$args], count($keys));
+    $script = file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/lua/family_configure.lua');
+    ($redis ?? redis())->eval($script, [...$keys, ...$args], count($keys));
 }
 
 $tests = [];
@@ -111,6 +139,8 @@ foreach (glob(__DIR__ . '/*_test.php') as $file) {
 }
 [$passed, $failed] = [0, 0];
 foreach ($tests as $name => $test) {
+    if (!str_contains($name, getenv('COUNTERFOIL_TEST') ?: '')) continue;
+    recover();
     try {
         $test();
         $passed++;

@@ -12,6 +12,8 @@ final class Connector {
     /** @var list<array<string, string|int>> parameters as Predis names them */
     private readonly array $nodes;
     private readonly bool $isCluster;
+    /** What tells the server from others. */
+    public readonly string $address;
     private readonly bool $hasTls;
     /** @var array<string, mixed> options of PHP's streams */
     private readonly array $tls;
@@ -27,6 +29,7 @@ final class Connector {
         $this->isCluster = is_array($url);
         $this->nodes = array_map(self::parse(...), (array) $url)
             ?: throw new Misconfigured('url', 'expected at least one node');
+        $this->address = sha1(json_encode([$url, $tlsCa, $tlsVerify]));  // a password does not belong into APCu
         $this->tls = ($tlsCa === null ? [] : ['cafile' => $tlsCa])
             + ($tlsVerify ? [] : ['verify_peer' => false, 'verify_peer_name' => false]);
         $this->hasTls = $this->nodes[0]['scheme'] === 'tls';
@@ -34,8 +37,9 @@ final class Connector {
         throw new Misconfigured('tlsCa', 'tlsCa and tlsVerify need an address with rediss://');
     }
 
-    public function __invoke(): Redis|RedisCluster|Client {
-        $connect = fn() => $this->library === 'predis' ? $this->predis() : $this->phpRedis();
+    /** @param float $limit for how many seconds a connection is awaited, unless the option is lower */
+    public function __invoke(float $limit): Redis|RedisCluster|Client {
+        $connect = fn() => $this->library === 'predis' ? $this->predis($limit) : $this->phpRedis($limit);
         return $this->hasTls ? $this->explained($connect) : $connect();
     }
 
@@ -59,21 +63,21 @@ final class Connector {
         }
     }
 
-    private function phpRedis(): Redis|RedisCluster {
+    private function phpRedis(float $limit): Redis|RedisCluster {
         $node = $this->nodes[0];
         $tls = $node['scheme'] === 'tls' ? 'tls://' : '';
         $auth = array_values(array_intersect_key($node, ['username' => 0, 'password' => 0])) ?: null;
         if ($this->isCluster) {
             $seeds = array_map(fn(array $node): string => "$tls$node[host]:$node[port]", $this->nodes);
             $context = $this->tls === [] ? [] : [$this->tls];
-            return new RedisCluster(null, $seeds, $this->timeout, $this->timeout, false, $auth, ...$context);
+            return new RedisCluster(null, $seeds, min($this->timeout, $limit), $this->timeout, false, $auth, ...$context);
         }
         [$timeouts, $database] = [[$this->timeout, $this->timeout], $node['database'] ?? 0];
-        return PhpRedis::open(new Redis(), $tls . $node['host'], $node['port'], $timeouts, $auth, $database, $this->tls);
+        return PhpRedis::open($limit, new Redis(), $tls . $node['host'], $node['port'], $timeouts, $auth, $database, $this->tls);
     }
 
-    private function predis(): Client {
-        $timeouts = ['timeout' => $this->timeout, 'read_write_timeout' => $this->timeout];
+    private function predis(float $limit): Client {
+        $timeouts = ['timeout' => min($this->timeout, $limit), 'read_write_timeout' => $this->timeout];
         if ($this->tls !== []) $timeouts['ssl'] = $this->tls;
         if (!$this->isCluster) return new Client($this->nodes[0] + $timeouts);
         // nodes that the cluster names have the credentials of the first

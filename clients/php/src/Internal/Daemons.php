@@ -5,16 +5,13 @@ namespace Counterfoil\Internal;
 use Counterfoil\{Misconfigured, NotCounted};
 
 /** Asks daemons for exact values (docs/http-api.md), over connections that the process keeps. */
-final class Daemons {
+final class Daemons implements Values {
     private const IDS = 1000;  // of a request
-    private const CONNECT_S = 1;
-    private const REPLY_S = 12;  // a daemon replies within 10 s
     private const PAUSE_US = 50_000;
     /** @var list<string> */
     private readonly array $urls;
     private readonly string $token;
-    /** For how many seconds a reply is waited for: a silent daemon leaves time for the others. */
-    private readonly float $timeout;
+    private readonly Outage $outage;
     /** The number of the one that replied last. */
     private int $first = 0;
     /** @var array<string, resource> by URL, those that no call is using */
@@ -22,40 +19,48 @@ final class Daemons {
     private int $process;
 
     /** @param string|list<string>|null $urls */
-    public function __construct(string|array|null $urls, ?string $token, float $retryFor) {
+    public function __construct(string|array|null $urls, ?string $token) {
         $this->urls = array_map(fn(string $url): string => rtrim($url, '/'), array_values((array) $urls));
         $this->token = $token === null ? '' : "Authorization: Bearer $token\r\n";
-        $this->timeout = min(self::REPLY_S, max($retryFor / max(count($this->urls), 1), self::CONNECT_S));
+        $this->outage = new Outage('The daemon', implode(' ', $this->urls));
         $this->process = getmypid();
         foreach ($this->urls as $url) {
-            if (preg_match('#^https?://[^/\s]+#', $url) === 1 && parse_url($url) !== false) continue;
-            throw new Misconfigured('daemon', "expected http://HOST:PORT, not $url");
+            if (preg_match('#^https?://[^/\s]+#', $url) !== 1 || parse_url($url) === false) {
+                throw new Misconfigured('daemon', "expected http://HOST:PORT, not $url");
+            }
+            if (str_starts_with($url, 'https') && !in_array('tls', stream_get_transports(), true)) {
+                throw new Misconfigured('daemon', "$url needs the extension openssl");
+            }
         }
     }
 
-    /**
-     * @param list<string> $ids
-     * @return list<int> the exact values, in their order
-     */
     public function values(Session $session, string $family, array $ids): array {
         $this->urls ?: throw new Misconfigured('daemon', 'expected the option `daemon`');
-        [$values, $deadline] = [[], $session->deadline()];
+        $values = [];
         foreach (array_chunk($ids, self::IDS) as $some) {
             $body = json_encode(['family' => $family, 'ids' => $some], JSON_UNESCAPED_SLASHES | JSON_UNESCAPED_UNICODE);
-            array_push($values, ...$this->ask($body, count($some), $deadline));
+            array_push($values, ...$this->ask($session, $body, count($some)));
         }
         return $values;
     }
 
     /** Asks one daemon after the other, and begins again while none of them is available. */
-    private function ask(string $body, int $count, int $deadline): array {
-        while (true) {
+    private function ask(Session $session, string $body, int $count): array {
+        $refusal = $this->outage->refusal($this->findLive(...));
+        if ($refusal !== null) throw $refusal;
+        [$deadline, $wasAnswered] = [$session->deadline(), false];
+        $request = "Content-Type: application/json\r\nContent-Length: " . strlen($body) . "\r\n\r\n$body";
+        do {
             $pause = self::PAUSE_US;
-            foreach ([...array_slice($this->urls, $this->first), ...array_slice($this->urls, 0, $this->first)] as $url) {
-                [$status, $text, $retryAfter] = $this->post($url, $body);
+            foreach ($this->inTurn() as $i => $url) {
+                // a silent one leaves time for the others
+                $limit = Session::secondsTo($deadline) / (count($this->urls) - $i);
+                [$status, $text, $retryAfter] = $this->request($url, 'POST /api/v1/values', $request, $limit);
+                $wasAnswered = $wasAnswered || $status !== 0;
                 $reply = json_decode($text, true);
                 $values = is_array($reply) ? $reply['values'] ?? [] : [];
-                if ($status === 200 && count(array_filter($values, fn(mixed $value): bool => $value === null || is_int($value))) === $count) {
+                $isValue = fn(mixed $value): bool => $value === null || is_int($value);
+                if ($status === 200 && count(array_filter($values, $isValue)) === $count) {
                     $this->first = array_search($url, $this->urls, true);
                     return $values;
                 }
@@ -64,33 +69,47 @@ final class Daemons {
                 // all that were refused together would be refused again
                 $pause = max($pause, random_int(500_000, 1_000_000) * $retryAfter);
             }
-            if (hrtime(true) + $pause * 1000 > $deadline) {
-                throw new NotCounted($status === 0 ? 'no daemon' : "daemon $status", $problem, isTemporary: true);
-            }
-            usleep($pause);
+        } while ($session->pause($deadline, $pause));
+        $error = new NotCounted($status === 0 ? 'UNREACHABLE' : "daemon $status", $problem, isTemporary: true);
+        if (!$wasAnswered) $this->outage->begin($error);
+        throw $error;
+    }
+
+    /** Returns if a daemon replies, and asks it first from then on. */
+    private function findLive(): bool {
+        foreach ($this->inTurn() as $url) {
+            if ($this->request($url, 'GET /livez', "\r\n", Session::PROBE_S)[0] === 0) continue;
+            $this->first = array_search($url, $this->urls, true);
+            return true;
         }
+        return false;
+    }
+
+    /** @return list<string> */
+    private function inTurn(): array {
+        return [...array_slice($this->urls, $this->first), ...array_slice($this->urls, 0, $this->first)];
     }
 
     /** @return array{int, string, int} the status, 0 if there is no reply, the body or the problem, and Retry-After */
-    private function post(string $url, string $body): array {
+    private function request(string $url, string $what, string $rest, float $limit): array {
         ['scheme' => $scheme, 'host' => $host] = $parts = parse_url($url) + ['path' => ''];
         $port = $parts['port'] ?? ($scheme === 'https' ? 443 : 80);
-        $request = "POST $parts[path]/api/v1/values HTTP/1.1\r\nHost: $host:$port\r\n{$this->token}"
-            . "Content-Type: application/json\r\nContent-Length: " . strlen($body) . "\r\n\r\n$body";
-        $problem = 'the reply broke off';
+        $what = str_replace(' ', " $parts[path]", $what);
+        $request = "$what HTTP/1.1\r\nHost: $host:$port\r\n$this->token$rest";
+        [$problem, $end] = ['no reply in time, or it broke off', hrtime(true) + (int) ($limit * 1e9)];
         // the handler of the application may throw
         set_error_handler(function (int $level, string $text) use (&$problem): bool {
-            $problem = $text;
+            $problem = preg_replace('/^stream_socket_client\(\): /', '', $text);
             return true;
         });
         try {
             $kept = $this->kept($url);
             // the daemon may have closed it
-            $reply = $kept === null ? null : $this->exchange($kept, $url, $request);
-            if ($reply !== null) return $reply;
-            $target = ($scheme === 'https' ? 'tls' : 'tcp') . "://$host:$port";
-            $stream = stream_socket_client($target, $code, $message, min(self::CONNECT_S, $this->timeout));
-            return ($stream === false ? null : $this->exchange($stream, $url, $request)) ?? [0, $problem, 0];
+            $reply = $kept === null ? null : $this->exchange($kept, $url, $request, $limit);
+            $left = ($end - hrtime(true)) / 1e9;
+            if ($reply !== null || $left < 0) return $reply ?? [0, $problem, 0];
+            $stream = stream_socket_client(($scheme === 'https' ? 'tls' : 'tcp') . "://$host:$port", $code, $message, $left);
+            return ($stream === false ? null : $this->exchange($stream, $url, $request, $left)) ?? [0, $problem, 0];
         } finally {
             restore_error_handler();
         }
@@ -109,8 +128,8 @@ final class Daemons {
      * @param resource $stream
      * @return ?array{int, string, int} null if there is no whole reply
      */
-    private function exchange(mixed $stream, string $url, string $request): ?array {
-        stream_set_timeout($stream, (int) $this->timeout, (int) (fmod($this->timeout, 1) * 1e6));
+    private function exchange(mixed $stream, string $url, string $request, float $limit): ?array {
+        stream_set_timeout($stream, (int) $limit, (int) (fmod($limit, 1) * 1e6));
         for (; $request !== ''; $request = substr($request, $written)) {
             $written = fwrite($stream, $request);
             if (!$written) return null;

@@ -22,21 +22,22 @@ abstract class Driver {
      *
      * @param string $script the SHA-1 of a script, or its text
      * @param list<string|int> $words keys and arguments
+     * @param float $limit for how many seconds the reply is awaited, unless the client has a lower limit
      * @return list<string|int>
      * @throws CounterfoilException what came of this arrival of the call
      */
-    abstract public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words): array;
+    abstract public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words, float $limit): array;
 
     /** Closes the connection, so that a late reply is not taken for that of another command. */
     abstract public function close(): void;
 
     /** Closes the connection of the object, and makes a new one. */
-    abstract public function reconnect(): void;
+    abstract public function reconnect(float $limit): void;
 
     /** Returns the error of a call that was not sent, since there was no connection. */
     public static function unsent(Throwable $error, string $hint = ''): CounterfoilException {
         preg_match('/\b(NOAUTH|WRONGPASS|LOADING|(?<=ERR )AUTH|DB index)\b/', $error->getMessage(), $code);
-        return self::coded($code[0] ?? 'no connection', $error->getMessage() . $hint, $error);
+        return self::coded($code[0] ?? 'UNREACHABLE', $error->getMessage() . $hint, $error);
     }
 
     /** Returns the error of a call without a reply: it may have been executed, or may still be. */
@@ -47,7 +48,7 @@ abstract class Driver {
     /** Returns the error of a call to which Redis replied with an error. */
     public static function refused(string $error, ?Throwable $previous = null): CounterfoilException {
         // the reply on a connection that Redis closes again
-        if (str_starts_with($error, 'ERR max number of clients')) return self::coded('no connection', $error, $previous);
+        if (str_starts_with($error, 'ERR max number of clients')) return self::coded('UNREACHABLE', $error, $previous);
         // Redis 6.2 puts the code of a command within a script into the text
         preg_match('/^(?:ERR Error running script.*: -?)?([A-Z]+)\b/', $error, $code);
         return self::coded($code[1] ?? 'ERR', $error, $previous);
@@ -55,7 +56,7 @@ abstract class Driver {
 
     private static function coded(string $code, string $message, ?Throwable $previous): CounterfoilException {
         [$class, $isTemporary] = match ($code) {
-            'no connection', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'NOREPLICAS', 'TRYAGAIN', 'READONLY',
+            'UNREACHABLE', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'NOREPLICAS', 'TRYAGAIN', 'READONLY',
             'OOM', 'MISCONF' => [NotCounted::class, true],
             'WRONGTYPE', 'BADSTATE' => [NotCounted::class, false],
             'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index',  // refused before anything was sent

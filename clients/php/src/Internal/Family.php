@@ -15,11 +15,11 @@ abstract class Family {
     private const MAX_STEP = 2 ** 20;
     /** The daemon takes what is wanted every second. */
     private const CONFIGURING_NS = 3_000_000_000;
-    private const CONFIGURING_PAUSE_US = 50_000;
-    private const ROUNDS = 10;
+    protected const ROUNDS = 10;
+    private const ID_BYTES = 255;
 
     /** @var array<int, array> by home: the last reply of family_epoch, and until when it may be used */
-    private array $known = [];
+    protected array $known = [];
     /** @var list<list<string|int>> callers without a call in flight, each with the number of its last call */
     protected array $callers = [];
     /** A call that may be repeated later, so that its caller makes no other. */
@@ -76,17 +76,6 @@ abstract class Family {
         }
     }
 
-    /** Makes a counting call, and another one with new settings if the family has changed in Redis. */
-    protected function countAnew(Closure $call): array {
-        for ($i = 0; $i < self::ROUNDS; $i++) {
-            $made = $call();
-            $reply = $this->count($made);
-            if ($reply[0] !== 'MISMATCH') return $reply;
-            $this->askAnew($made->partition);
-        }
-        throw new NotCounted('MISMATCH', 'the family changes in Redis too often', isTemporary: true);
-    }
-
     /** Makes a read that needs the settings at the home of a partition's calls. */
     protected function readOfHome(string $script, int $partition, array $names, array $keys, string|int $arg): array {
         $keys = [...$this->keys($this->home($partition), 'calls', ...$names), ...$keys];
@@ -101,7 +90,7 @@ abstract class Family {
     }
 
     /** Asks for the settings again, which are those of partition 0, and for those at another home. */
-    private function askAnew(int $partition): void {
+    protected function askAnew(int $partition): void {
         $this->ask($partition, isFresh: true);
         if ($this->home($partition) !== 0) $this->ask(isFresh: true);
     }
@@ -123,12 +112,12 @@ abstract class Family {
         $known = $this->known[$home] ?? null;
         if ($isFresh || $now >= ($known['until'] ?? 0)) {
             $keys = $this->fence($partition);
-            $known = $this->session->shared(static::KIND . $keys[0]) ?? $known;
+            $known = $this->session->shared(static::KIND, $keys[0]) ?? $known;
             if ($isFresh || $now >= ($known['until'] ?? 0)) {
                 [, $epoch, $generation, , $partitions, $settings] = $this->askRedis($keys, $known);
                 $known = ['until' => $now + self::FRESH_NS, 'epoch' => $epoch, 'generation' => $generation,
                     'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
-                $this->session->share(static::KIND . $keys[0], $known);
+                $this->session->share(static::KIND, $keys[0], $known);
             }
             $this->known[$home] = $known;
         }
@@ -145,18 +134,18 @@ abstract class Family {
         $family = "{$this->session->namespace}/$this->name";
         $keys = [...$keys, ...str_replace(':calls', ':requests', $keys)];
         while (($reply = $this->read('family_epoch', $keys, $args))[0] === 'UNCONFIGURED') {
+            $refusal = $reply[1] ?? '';
+            if ($refusal !== '') throw new Misconfigured('UNCONFIGURED', "the daemon refuses $family: $refusal");
             $why = $this->announce($family);
-            if (hrtime(true) > $end) {
-                throw new NotCounted('UNCONFIGURED', "no daemon has configured $family in this Redis: start the daemon, or"
-                    . " declare the family in its counterfoil.toml; or its name or the database number is wrong$why",
-                    isTemporary: true);
-            }
-            usleep(self::CONFIGURING_PAUSE_US);
+            if ($this->session->pause($end)) continue;
+            throw new NotCounted('UNCONFIGURED', "no daemon has configured $family: declare it in counterfoil.toml, and run"
+                . " the daemon$why", isTemporary: true);
         }
         if ($reply[0] === 'OK') return $reply;
         $this->known = [];
-        $this->session->share(static::KIND . $keys[0], null);
-        throw new Misconfigured($reply[0], "$family has the kind $reply[1], $reply[2] partitions");
+        $this->session->share(static::KIND, $keys[0], null);
+        $isOther = $reply[1] !== static::KIND;
+        throw new Misconfigured($reply[0], "$family " . ($isOther ? "is $reply[1], not " . static::KIND : "has $reply[2] partitions now"));
     }
 
     /** Announces the family to the daemon, which may know it. Returns why that failed. */
@@ -172,7 +161,7 @@ abstract class Family {
     protected function forgetEpoch(int $partition): void {
         $home = $this->home($partition);
         $this->known[$home]['until'] = 0;
-        $this->session->share(static::KIND . $this->keys($home, 'calls')[0], $this->known[$home]);
+        $this->session->share(static::KIND, $this->keys($home, 'calls')[0], $this->known[$home]);
     }
 
     /** Returns the partition that remembers the calls of a partition. */
@@ -215,29 +204,29 @@ abstract class Family {
         return $this->keys($this->home($partition), 'calls', 'calls_before');
     }
 
-    /** Refuses an id that is not 1 to $max bytes of UTF-8. */
-    protected static function checkId(mixed $id, int $max = 255, bool $isText = true): string {
+    /** Refuses what is neither an integer nor 1 to $max bytes of UTF-8: a caller without strict types would pass false as 0. */
+    protected static function checkId(mixed $id, int $max = self::ID_BYTES, bool $isText = true): string {
         if (is_int($id)) return (string) $id;
         // json_encode refuses what is not UTF-8, in less time than a regular expression
         if (is_string($id) && $id !== '' && strlen($id) <= $max && (!$isText || json_encode($id) !== false)) return $id;
-        throw new NotCounted('BADID', "expected 1 to $max bytes" . ($isText ? ' of UTF-8' : ''));
+        $given = is_string($id) ? '' : ', not ' . get_debug_type($id);
+        throw new NotCounted('BADID', "expected an integer, or a string of 1 to $max bytes" . ($isText ? ' of UTF-8' : '') . $given);
+    }
+
+    /** Refuses a name of a request that is not 1 to 64 bytes. */
+    protected static function checkRequest(mixed $request): string {
+        return self::checkId($request, 64, isText: false);
     }
 
     /** Refuses an id, a name or a page that can have no row. */
-    protected function checkRow(mixed $id, int $max = 255): string {
-        $id = self::checkId($id, $max);
+    protected function checkRow(string $id): string {
         $this->refuseRowless($id, $this->ask()['settings']);
         return $id;
     }
 
-    /** Does the same as far as it is known without asking Redis. */
-    protected function refuseIfKnown(string $id): void {
-        if (isset($this->known[0])) $this->refuseRowless($id, $this->known[0]['settings']);
-    }
-
     protected function refuseRowless(string $id, array $settings): void {
         // the delimiter is a character that patterns have in escaped form only
-        if (preg_match("\x01\\A(?:{$settings['ids']})\\z\x01u", $id) === 1) return;
+        if (strlen($id) <= self::ID_BYTES && preg_match("\x01\\A(?:{$settings['ids']})\\z\x01u", $id) === 1) return;
         $given = json_encode($id, JSON_UNESCAPED_SLASHES | JSON_UNESCAPED_UNICODE);
         throw new NotCounted('BADID', "$given can have no row, expected {$settings['ids_in_words']}");
     }

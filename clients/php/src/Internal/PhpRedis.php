@@ -36,12 +36,14 @@ final class PhpRedis extends Driver {
         parent::__construct(false, "$host $port $database");
     }
 
-    /** @param array{float, float} $timeouts for connecting, and for a reply */
-    public static function open(Redis $redis, string $host, int $port, array $timeouts, mixed $auth, int $db, array $tls = []): Redis {
+    /** @param array{float, float} $timeouts for connecting, and for a reply; the limit is one for both until it is connected */
+    public static function open(float $limit, Redis $redis, string $host, int $port, array $timeouts, mixed $auth, int $db, array $tls = []): Redis {
         $context = $tls === [] ? [] : [['stream' => $tls]];
-        $isReady = $redis->connect($host, $port, $timeouts[0], null, 0, $timeouts[1], ...$context)
+        [$connect, $reply] = array_map(fn(float $timeout): float => self::least($timeout, $limit), $timeouts);
+        $isReady = $redis->connect($host, $port, $connect, null, 0, $reply, ...$context)
             && (!$auth || $redis->auth($auth))
             && ($db === 0 || $redis->select($db));
+        self::limit($redis, $timeouts[1]);
         return $isReady ? $redis : throw new RedisException((string) $redis->getLastError());
     }
 
@@ -49,14 +51,14 @@ final class PhpRedis extends Driver {
         $this->redis->close();
     }
 
-    public function reconnect(): void {
+    public function reconnect(float $limit): void {
         $this->close();
         if ($this->isCluster) return;
-        self::open($this->redis, ...$this->origin);
+        self::open($limit, $this->redis, ...$this->origin);
         foreach ($this->options as $option => $value) $this->redis->setOption($option, $value);
     }
 
-    public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words): array {
+    public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words, float $limit): array {
         $redis = $this->redis;
         if ($redis->getMode() !== Redis::ATOMIC) {
             throw new Misconfigured('MULTI', 'the connection is within a transaction or a pipeline');
@@ -64,6 +66,8 @@ final class PhpRedis extends Driver {
         // phpredis 5 otherwise connects anew within a reply, and waits there for the rest of it
         $retries = $redis->getOption(Redis::OPT_MAX_RETRIES);
         $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
+        $timeout = $this->isCluster ? null : (float) $redis->getReadTimeout();
+        if ($timeout !== null) self::limit($redis, self::least($timeout, $limit));
         $redis->clearLastError();
         try {
             $reply = $isSha ? $redis->evalSha($script, $words, $numberOfKeys)
@@ -76,6 +80,17 @@ final class PhpRedis extends Driver {
             throw $refusal === null ? self::lost($error->getMessage(), $error) : self::refused($refusal, $error);
         } finally {
             $redis->setOption(Redis::OPT_MAX_RETRIES, $retries);
+            if ($timeout !== null) self::limit($redis, $timeout);
         }
+    }
+
+    /** Returns the lower time: a timeout of 0 is the default of PHP, and one below 0 none. */
+    private static function least(float $timeout, float $limit): float {
+        return $timeout > 0 ? min($timeout, $limit) : $limit;
+    }
+
+    /** Sets the timeout of replies, where 0 as an option would leave no time. */
+    private static function limit(Redis $redis, float $timeout): void {
+        $redis->setOption(Redis::OPT_READ_TIMEOUT, $timeout ?: (float) ini_get('default_socket_timeout'));
     }
 }

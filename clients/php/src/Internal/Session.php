@@ -2,22 +2,35 @@
 
 namespace Counterfoil\Internal;
 
-use Closure, ErrorException, Redis, RedisCluster, RedisClusterException, RedisException;
+use Closure, ErrorException, Redis, RedisCluster, RedisClusterException, RedisException, ReflectionFunction;
 use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
-use Predis\{ClientInterface, PredisException};
+use Predis\{ClientInterface, Connection\Replication\ReplicationInterface, PredisException};
 
 /** What the families of a Counterfoil share: its options, and the connection to Redis. */
 final class Session {
     private const SCRIPTS = __DIR__ . '/../../lua';
     private const PAUSE_US = 50_000;
+    /** The time that an attempt has at least, for connecting and for a reply. */
+    private const ATTEMPT_S = 0.2;
+    /** The time that a probe has. */
+    public const PROBE_S = 0.1;
+    /** How long the end of a program waits for its sums. */
+    private const END_S = 5.0;
+    /** The reasons of errors with which an outage begins. */
+    private const DOWN = ['UNREACHABLE', 'no reply', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN'];
     /** @var ?array<string, string> SHA-1 by the name of the script */
     private static ?array $hashes = null;
     private ?Driver $driver = null;
+    private ?string $server = null;
     private bool $isBroken = false;
     private int $process;
-    private readonly int $retryForNs;
-    /** When the calls that belong together end, as a time of hrtime: 0 if one failed then, so that no other is sent. */
+    /** When the calls that belong together end, as a time of hrtime. */
     private ?int $deadline = null;
+    private bool $isOver = false;
+    /** If a call that failed is not repeated. */
+    private bool $isOnce = false;
+    /** @var array<string, Outage> of the server, or of partitions of a cluster */
+    private array $outages = [];
     /** If nothing but this package sends a command twice. */
     public readonly bool $isOwn;
 
@@ -25,12 +38,11 @@ final class Session {
     public function __construct(
         private readonly object $client,
         public readonly string $namespace,
-        float $retryFor,
-        public readonly Daemons $daemons,
+        private readonly float $retryFor,
+        public readonly Values $values,
         public readonly ?Closure $onError,
     ) {
         if ($retryFor < 0 || $retryFor > 30) throw new Misconfigured('retryFor', 'expected 0 to 30 seconds');
-        $this->retryForNs = (int) ($retryFor * 1e9);
         $this->isOwn = $client instanceof Connector;
         $this->process = getmypid();
     }
@@ -42,21 +54,17 @@ final class Session {
      * @throws CounterfoilException
      */
     public function send(Call $call): array {
-        // another node of a cluster may be available
-        if ($this->deadline === 0 && !$this->isCluster()) {
-            $error = new NotCounted('no connection', 'the call before had no reply', isTemporary: true);
-            throw $call->isUnsure ? Driver::lost($error->getMessage()) : $error;
-        }
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
         [$isSha, $script] = [true, self::$hashes[$call->script]];
         $words = [...$call->keys, ...$call->fence, ...$call->args, ...$call->tail];
-        $deadline = $this->deadline();
+        [$began, $deadline] = [hrtime(true), $this->deadline()];
         while (true) {
             $wasUnsure = $call->isUnsure;
+            $this->refuseInOutage($call);
             try {
-                $driver = $this->driver();
+                $driver = $this->driver(self::secondsTo($deadline));
                 $this->isBroken = $call->isUnsure = true;  // a signal handler may end the call
-                $reply = $driver->evaluate($isSha, $script, count($call->keys), $words);
+                $reply = $driver->evaluate($isSha, $script, count($call->keys), $words, self::secondsTo($deadline));
                 $this->isBroken = false;
                 if ($reply[0] === 'PASSED') throw new OutcomeUnknown('PASSED', 'another process uses the name of this caller');
                 if ($reply[0] === 'EXPIRED' || $reply[0] === 'MISMATCH') $call->isUnsure = $wasUnsure;
@@ -73,36 +81,54 @@ final class Session {
                 [$isSha, $script] = [false, file_get_contents(self::SCRIPTS . "/$call->script.lua")];
                 continue;
             }
-            if ($isPassing && hrtime(true) <= $deadline) {
-                usleep(self::PAUSE_US);
-                continue;
-            }
-            if ($isPassing && $this->deadline !== null) $this->deadline = 0;
-            if (!$call->isUnsure || $error instanceof OutcomeUnknown) throw $error;
-            // it does not tell what came of earlier arrivals of the call
-            throw Driver::lost($error->getMessage(), $error->getPrevious());
+            if (!$isPassing || !$this->pause($deadline)) break;
         }
+        // one attempt that fails at once says little about the next second
+        $hasWaited = !$this->isOnce || hrtime(true) - $began > self::PROBE_S * 1e9;
+        if ($isPassing && $hasWaited && in_array($error->reason, self::DOWN, true)) $this->outage($call->keys[0])->begin($error);
+        if (!$call->isUnsure || $error instanceof OutcomeUnknown) throw $error;
+        // it does not tell what came of earlier arrivals of the call
+        throw Driver::lost($error->getMessage(), $error->getPrevious());
     }
 
     /** Returns when a call that begins now ends, as a time of hrtime. */
     public function deadline(): int {
-        return $this->deadline ?? hrtime(true) + $this->retryForNs;
+        return $this->deadline ?? hrtime(true) + (int) ($this->retryFor * 1e9);
+    }
+
+    /** Returns for how long an attempt may take. */
+    public static function secondsTo(int $deadline): float {
+        return max(($deadline - hrtime(true)) / 1e9, self::ATTEMPT_S);
+    }
+
+    /** Pauses before another attempt, and returns false if there is no time for one. */
+    public function pause(int $deadline, int $us = self::PAUSE_US): bool {
+        if ($this->isOnce || hrtime(true) + $us * 1000 + self::ATTEMPT_S * 1e9 > $deadline) return false;
+        usleep($us);
+        return true;
     }
 
     /** Calls a function whose calls have one deadline. */
-    public function within(Closure $calls): mixed {
+    public function within(Closure $calls, bool $isRead = false): mixed {
         if ($this->deadline !== null) return $calls();
-        $this->deadline = hrtime(true) + $this->retryForNs;
+        $this->deadline = hrtime(true) + (int) ($this->retryFor * ($isRead ? 0.5e9 : 1e9));
         try {
             return $calls();
         } finally {
-            $this->deadline = null;
+            if (!$this->isOver) $this->deadline = null;
         }
     }
 
     /** Sets the deadline of all calls behind the end of the script. */
     public function end(): void {
-        $this->deadline = hrtime(true) + $this->retryForNs;
+        if ($this->isOver) return;
+        $known = array_filter($this->outages, fn(Outage $outage): bool => $outage->isKnown());
+        // those of a web request have one attempt, as a visitor may wait for the next free worker
+        $this->isOnce = PHP_SAPI !== 'cli' || $known !== [];
+        $this->deadline = hrtime(true) + (int) (1e9 * ($this->isOnce ? min($this->retryFor, self::END_S) : self::END_S));
+        $this->isOver = true;
+        if (Parked::isAvailable()) return;
+        foreach ($known as $outage) $outage->end();
     }
 
     /** Returns if each partition remembers its calls itself: known once there was a connection. */
@@ -110,45 +136,100 @@ final class Session {
         return $this->driver !== null && $this->driver->isCluster;
     }
 
-    /** Returns what another request of this machine noted of a home, under its kind and key, if there is APCu. */
-    public function shared(string $home): ?array {
-        if (!function_exists('apcu_fetch')) return null;
+    /** Returns what tells the server from others, '' if that is not known. It needs no connection. */
+    public function server(): string {
+        $this->server ??= match (true) {
+            $this->client instanceof Connector => $this->client->address,
+            // a Sentinel would have to be asked
+            $this->client instanceof ClientInterface && !$this->client->getConnection() instanceof ReplicationInterface
+                => Predis::addressOf($this->client),
+            $this->client instanceof Closure => self::placeOf($this->client) . " $this->namespace",
+            default => $this->driver?->address,
+        };
+        return $this->server ?? '';
+    }
+
+    /** Returns what another request of this machine noted of a home, which its key names, if there is APCu. */
+    public function shared(string $kind, string $home): ?array {
+        if (!Shared::isEnabled() || $this->outage($home)->isKnown()) return null;
         try {
-            return apcu_fetch("counterfoil {$this->driver()->address} $home") ?: null;
+            return Shared::fetch("{$this->address()} $kind $home");
         } catch (CounterfoilException) {
             return null;
         }
     }
 
     /** Notes it for other requests. It says itself how long its epoch may be used. */
-    public function share(string $home, ?array $known): void {
-        if (function_exists('apcu_store')) apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
+    public function share(string $kind, string $home, ?array $known): void {
+        if (Shared::isEnabled()) Shared::store("{$this->address()} $kind $home", $known, 3600);
+    }
+
+    /** Returns where epochs are from: a closure has to connect for that. */
+    private function address(): string {
+        return $this->isOwn ? $this->client->address : $this->driver(self::secondsTo($this->deadline()))->address;
+    }
+
+    /** Returns the outage of the server, or in a cluster of the home that the key names. */
+    private function outage(string $key): Outage {
+        $server = $this->server() ?: getmypid() . ' ' . spl_object_id($this);
+        $isCluster = $this->driver?->isCluster ?? Shared::fetch("cluster $server") !== null;
+        if ($isCluster) $server .= ' ' . strstr($key, '}', true);
+        return $this->outages[$server] ??= new Outage('Redis', $server);
+    }
+
+    private function refuseInOutage(Call $call): void {
+        $error = $this->outage($call->keys[0])->refusal(fn(): bool => $this->replies($call));
+        if ($error !== null) throw $call->isUnsure ? Driver::lost($error->getMessage()) : $error;
+    }
+
+    /** Asks for the epoch of the call's family. Any reply but that of a server that is not ready will do. */
+    private function replies(Call $call): bool {
+        $home = strstr($call->keys[0], '}', true);
+        $names = ['calls', 'calls_before', 'requests', 'requests_before'];
+        $words = [...array_map(fn(string $name): string => "$home}:$name", $names), '', '', '', ''];
+        try {
+            $this->driver(self::PROBE_S)->evaluate(true, self::$hashes['family_epoch'], count($names), $words, self::PROBE_S);
+            return true;
+        } catch (CounterfoilException $error) {
+            $this->isBroken = $error->isTemporary;
+            return !in_array($error->reason, self::DOWN, true);
+        }
     }
 
     /** Returns the connection: a new one at first, after a failure, and in a forked process. */
-    private function driver(): Driver {
+    private function driver(float $limit): Driver {
         $isForked = $this->process !== getmypid();
         if ($this->driver !== null && !$isForked && !$this->isBroken) return $this->driver;
         try {
             if (is_callable($this->client)) {
                 $this->driver?->close();
-                $this->driver = self::driverOf(($this->client)());
+                $this->driver = self::driverOf($this->isOwn ? ($this->client)($limit) : ($this->client)());
             } else {
                 $this->driver ??= self::driverOf($this->client);
-                if ($isForked || $this->isBroken) $this->driver->reconnect();
+                if ($isForked || $this->isBroken) $this->driver->reconnect($limit);
             }
         } catch (RedisException|RedisClusterException|PredisException|ErrorException $error) {
             throw Driver::unsent($error);
         }
         [$this->isBroken, $this->process] = [false, getmypid()];
+        // the next request may not get so far
+        if ($this->driver->isCluster && $this->server() !== '') Shared::store("cluster {$this->server()}", true);
         return $this->driver;
     }
 
     private static function driverOf(mixed $client): Driver {
         return match (true) {
+            $client instanceof Driver => $client,
             $client instanceof Redis, $client instanceof RedisCluster => new PhpRedis($client),
             $client instanceof ClientInterface => new Predis($client),
             default => throw new Misconfigured('client', 'expected Redis, RedisCluster or Predis\Client'),
         };
+    }
+
+    /** Returns a name for where a closure is written, and for the plain values that it uses. */
+    private static function placeOf(Closure $closure): string {
+        $function = new ReflectionFunction($closure);
+        $values = array_filter($function->getStaticVariables(), is_scalar(...));
+        return sha1(serialize([$function->getFileName(), $function->getStartLine(), $values]));
     }
 }
