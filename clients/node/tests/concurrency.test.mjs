@@ -6,8 +6,8 @@ import { promisify } from 'node:util';
 import v8 from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { Worker } from 'node:worker_threads';
-import { Counterfoil, CounterfoilError, NotCounted } from 'counterfoil';
-import { LIBRARIES, clientOf, command, commandsOf, configure, daemon, first, namespace, proxyOf, socket, unique } from './support.mjs';
+import { Counterfoil, NotCounted } from 'counterfoil';
+import { LIBRARIES, SCRIPTS, clientOf, command, commandsOf, configure, daemon, first, namespace, proxyOf, socket, unique } from './support.mjs';
 
 for (const library of LIBRARIES) {
   test(`${library}: concurrent calls share round trips, and each has its own result`, async (t) => {
@@ -75,9 +75,11 @@ test('calls that wait behind others end in time while Redis is unreachable', asy
   await views.add(page);
   proxy.isAway = true;
   for (const connection of proxy.connections) connection.destroy();
+  const begun = performance.now();
   const results = await views.addMany(Array.from({ length: 20_000 }, (_, i) => [`${page}-${i}`, 1]));
-  const ended = results.filter((error) => error.temporary && error.cause instanceof CounterfoilError); // by the error of others
-  assert.ok(ended.length >= 14_000, `${ended.length}`);
+  assert.ok(performance.now() - begun < 2000);
+  const ended = results.filter((error) => error.temporary && /has been unreachable for/.test(error.message)); // by the outage
+  assert.ok(ended.length >= 18_000, `${ended.length}`);
 });
 
 test('activity: views and visitors', async (t) => {
@@ -157,7 +159,7 @@ test('later: one call for many hits; a failure is reported once', async (t) => {
   const commands = commandsOf(redis);
   for (let i = 0; i < 10_000; i += 1) views.later(page);
   views.later(full, most);
-  await assert.rejects(views.flush(), (error) => error.reason === 'RANGE' && /1 ids/.test(error.message));
+  await assert.rejects(views.flush(), (error) => error.reason === 'RANGE' && /1 sums/.test(error.message));
   await views.flush();
   assert.equal(commands.calls, 1);
   assert.equal(await views.value(page), 10_000);
@@ -194,7 +196,7 @@ test('later: a sum beyond 64 bits is refused, and what was accepted before stays
   views.later(page, 7);
   await assert.rejects(flush, (error) => error instanceof NotCounted && !error.temporary && /were not counted/.test(error.message));
   await new Promise(setImmediate);
-  assert.deepEqual(failed, [[page, 2n ** 63n - 1n, 'unreachable']]);
+  assert.deepEqual(failed, [[page, 2n ** 63n - 1n, 'UNREACHABLE']]);
   proxy.isAway = false;
   while (await views.flush().then(() => false, () => true));
   assert.equal(await views.value(page), least + 8n);
@@ -209,7 +211,7 @@ test('later: errors that nothing asks for are not kept, but the first and their 
   while (errors.length < 4998) await new Promise((resolve) => setTimeout(resolve, 10));
   runInNewContext('gc')();
   assert.ok(errors.filter((error) => error.deref()).length < 1000);
-  await assert.rejects(views.flush(), (error) => error.reason === 'FULL' && error.message.includes(`${errors.length} ids`));
+  await assert.rejects(views.flush(), (error) => error.reason === 'FULL' && error.message.includes(`${errors.length} sums`));
   await views.flush();
 });
 
@@ -233,9 +235,9 @@ test('later: what a full Redis refuses is sent again, with pauses', async (t) =>
     throw new Error('MISCONF Redis is configured to save RDB snapshots, but it is unable to');
   });
   views.later(page, 5);
-  await new Promise((resolve) => setTimeout(resolve, 500));
+  await new Promise((resolve) => setTimeout(resolve, 1500));
   await assert.rejects(views.flush(), { name: 'NotCounted', reason: 'MISCONF', temporary: true });
-  assert.ok(full.mock.callCount() > 1 && full.mock.callCount() < 20, `${full.mock.callCount()} calls`);
+  assert.ok(full.mock.callCount() > 1 && full.mock.callCount() < 5, `${full.mock.callCount()} calls`);
   full.mock.restore();
   await views.flush();
   assert.equal(await views.value(page), 6);
@@ -316,7 +318,7 @@ test('a process ends after close() has failed, and onError receives what was lef
     });`;
   const printed = execFileSync(process.execPath, ['-e', program], { cwd: import.meta.dirname, timeout: 10_000 });
   const lines = printed.toString().trim().split('\n');
-  assert.deepEqual(lines.sort(), ['CLOSED', 'no epoch', 'sales 7 no epoch', 'views 7 no epoch']);
+  assert.deepEqual(lines.sort(), ['CLOSED', 'UNREACHABLE', 'sales 7 UNREACHABLE', 'views 7 UNREACHABLE']);
 });
 
 test('a process that is stopped for a while goes on with a valid epoch', async () => {
@@ -329,7 +331,7 @@ test('a process that is stopped for a while goes on with a valid epoch', async (
   for (let i = 0; i < 3; i += 1) {
     await command('HSET', `cf1:{${namespace}/views/0}:calls`, '=began_at', 0);
     const keys = ['calls', 'calls_before', 'requests', 'requests_before'].map((name) => `cf1:{${namespace}/views/0}:${name}`);
-    await command('EVAL', await source('family_epoch'), 4, ...keys, '', '', '', '');
+    await command('EVAL', SCRIPTS.family_epoch, 4, ...keys, '', '', '', '');
   }
   child.kill('SIGCONT');
   assert.equal(await exited, 0);
@@ -337,9 +339,4 @@ test('a process that is stopped for a while goes on with a valid epoch', async (
 
 function packageFile() {
   return new URL(import.meta.resolve('counterfoil')).pathname.replace('index.mjs', 'dist/index.js');
-}
-
-async function source(name) {
-  const { readFile } = await import('node:fs/promises');
-  return readFile(packageFile().replace('dist/index.js', `lua/${name}.lua`), 'utf8');
 }
