@@ -57,10 +57,10 @@ export class Sender {
     const outage = this.outageOf(keys[0]!);
     const begun = performance.now();
     const left = () => Math.min(deadline, this.end) - performance.now();
-    if (left() <= 0) throw new NotCounted('TIMEOUT', 'it waited too long for other calls', undefined, true);
+    if (left() <= 0) throw outage?.error ?? new NotCounted('TIMEOUT', 'it waited too long for other calls', undefined, true);
     let command = ['EVALSHA', sha1Of(name), keys.length, ...keys, ...args].map(word);
     for (let pause = 5, lost = false; ; pause = Math.min(2 * pause, 50)) {
-      const known = outage?.error;
+      const known = this.redis.state() === 'closed' ? undefined : outage?.error;
       if (known) throw failure(known, known.reason, counts, lost);
       const connection = this.redis.connection();
       try {

@@ -44,10 +44,11 @@ export abstract class Later<Hit> {
     await new Promise(setImmediate); // after onError: the application may exit now
     const first = this.failure ?? this.unsent;
     if (!first) return;
+    const mayPass = !this.failure;
     const what = this.failed ? `${this.failed} sums were not counted` : `${this.sums.size} sums wait`;
     [this.failure, this.failed] = [undefined, 0];
     const Class = first.constructor as typeof NotCounted;
-    throw new Class(first.reason, `later() of ${this.family.name}: ${what}: ${first.text}`, first, first === this.unsent);
+    throw new Class(first.reason, `later() of ${this.family.name}: ${what}: ${first.text}`, first, mayPass);
   }
 
   /** @internal Sends what `later` took for the last time. What is left was not counted. */

@@ -64,7 +64,7 @@ test('esbuild, to ESM and minified', async () => { // which cannot hold ioredis 
 
 test('webpack', async () => {
   const output = { path: join(folder, 'webpack'), filename: 'main.cjs' };
-  const compiler = webpack({ target: 'node', mode: 'production', context: folder, entry, output, resolve: { symlinks: false } });
+  const compiler = webpack({ target: 'node', mode: 'production', context: folder, entry, output, optimization: { minimize: false }, resolve: { symlinks: false } });
   const stats = await promisify(compiler.run.bind(compiler))();
   assert.ok(!stats.hasErrors(), stats.toString('errors-only'));
   await counts('webpack/main.cjs');

@@ -4,7 +4,7 @@ import { once } from 'node:events';
 import { createServer } from 'node:net';
 import { test } from 'node:test';
 import { Counterfoil, Misconfigured, NotCounted, OutcomeUnknown } from 'counterfoil';
-import { LIBRARIES, clientOf, command, daemon, first, namespace, proxyOf, require, socket, unique } from './support.mjs';
+import { LIBRARIES, clientOf, command, configure, daemon, first, namespace, proxyOf, require, socket, unique } from './support.mjs';
 
 const is = (Class, reason) => (error) => error instanceof Class && (!reason || error.reason === reason);
 
@@ -192,19 +192,19 @@ test('ioredis: a refusal tells nothing about what the library has sent before ov
       const redis = await clientOf(t, library);
       const [id, onError] = [unique('page'), t.mock.fn()];
       const [views, sums] = [1, 2].map(() => new Counterfoil(redis, namespace, { retryFor: 100, daemon, onError }).buffered('views'));
-      await views.add(id);
+      for (const family of [views, sums]) await family.add(id);
       const { call } = redis;
       redis.call = async (...args) => {
         await call.apply(redis, args);
         await reconnected(redis);
         throw new Error(`${refusal} ...`);
       };
-      await assert.rejects(views.add(id, 10), is(OutcomeUnknown, refusal.split(' ')[0]));
+      await assert.rejects(views.add(id, 10), is(OutcomeUnknown));
       sums.later(id, 100); // not those of an outage
       await assert.rejects(sums.flush(), is(OutcomeUnknown));
       redis.call = call;
       await sums.flush();
-      assert.equal(await views.value(id), 111, 'a sum that Redis may have is not sent again');
+      assert.equal(await views.value(id), 112, 'a sum that Redis may have is not sent again');
       assert.equal(onError.mock.callCount(), 1);
     }
   }
@@ -271,7 +271,7 @@ test('something else than a client is an error', () => {
 test('errors: kinds, names and arguments', async (t) => {
   const counterfoil = new Counterfoil(await clientOf(t, 'ioredis'), namespace);
   await assert.rejects(counterfoil.buffered('typo').add('page'), (error) => is(NotCounted, 'UNCONFIGURED')(error) && error.temporary && /counterfoil.toml/.test(error.message));
-  await assert.rejects(counterfoil.cached('views').get('page'), is(Misconfigured, 'MISMATCH'));
+  await assert.rejects(counterfoil.cached('views').get('page'), { name: 'Misconfigured', reason: 'MISMATCH', message: /views is buffered, not cached/ });
   assert.throws(() => counterfoil.buffered('No Name'), is(Misconfigured, 'NAME'));
   const views = counterfoil.buffered('views');
   for (const id of ['', 'x'.repeat(256), '\ud800', 7, null]) await assert.rejects(views.add(id), is(NotCounted, 'BADID'));
@@ -285,6 +285,27 @@ test('errors: kinds, names and arguments', async (t) => {
   assert.deepEqual([big, beyond.reason, small], [2n ** 53n + 1n, 'RANGE', 1]);
   for (const pair of [null, 7, {}, 'id']) await assert.rejects(views.addMany([[`${id}-none`, 1], pair]), is(NotCounted, 'BADARG'));
   assert.equal(await views.add(`${id}-none`), 1);
+});
+
+test('a family that the daemon refuses: an error at once with its reason, and sums wait until it has accepted it', async (t) => {
+  const redis = await clientOf(t, 'ioredis');
+  const call = redis.call.bind(redis);
+  const warning = once(process, 'warning');
+  redis.call = async (command, args) => {
+    const reply = await call(command, args);
+    return Array.isArray(reply) && reply[0] === 'UNCONFIGURED' ? ['UNCONFIGURED', 'table views: column n is latin1'] : reply;
+  };
+  const refused = new Counterfoil(redis, namespace).buffered('refused');
+  const begun = performance.now();
+  const is = { name: 'Misconfigured', reason: 'UNCONFIGURED', message: /the daemon refuses own\/refused: table views/ };
+  await assert.rejects(refused.add('page'), is);
+  assert.ok(performance.now() - begun < 400);
+  refused.later('page', 3);
+  await assert.rejects(refused.flush(), { name: 'Misconfigured', message: /1 sums wait/ });
+  assert.match((await warning)[0].message, /later\(\) of own\/refused waits: UNCONFIGURED/);
+  await configure('refused', 1);
+  await refused.flush();
+  assert.equal(await refused.add('page'), 4);
 });
 
 test('a name that another process used is not used again', async (t) => {

@@ -3,7 +3,8 @@ import assert from 'node:assert/strict';
 import { createServer } from 'node:http';
 import net from 'node:net';
 import { test } from 'node:test';
-import { Counterfoil } from 'counterfoil';
+import { Redis } from 'ioredis';
+import { Counterfoil, NotCounted } from 'counterfoil';
 import { clientOf, daemon, namespace, unique } from './support.mjs';
 
 const NOBODY = 'http://127.0.0.1:9';
@@ -93,6 +94,24 @@ test('what the daemon replies while it or a proxy is busy is temporary, and othe
   assert.equal(other.requests.length, 0);
   [status, body] = [200, '{"values":[12']; // of 1234, as a proxy may pass it on
   await assert.rejects(views.value('a'), { name: 'NotCounted', temporary: true });
+});
+
+test('a fallback stands for values that do not arrive in time, and for no other failure', async (t) => {
+  const counterfoil = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { daemon: NOBODY });
+  const [views, visitors] = [counterfoil.buffered('views'), counterfoil.visitors('daily')];
+  const errors = [];
+  assert.equal(await views.value('a', 7), 7);
+  assert.equal(await views.value('a', async (error) => errors.push(error) && 8), 8);
+  assert.deepEqual(await views.values(['a', 'b'], 0), [0, 0]);
+  assert.deepEqual(await views.values(['a', 'b'], [1, 2]), [1, 2]);
+  assert.deepEqual(await counterfoil.cached('votes').values(['a', 'b'], (error) => errors.push(error) && [3, 4]), [3, 4]);
+  assert.equal(await visitors.value('shop', '2026-11-25', 9), 9);
+  assert.ok(errors.every((error) => error instanceof NotCounted && error.temporary));
+  const refused = await viewsBy(t, { daemon: (await stub(t, () => ({ status: 404 }))).url });
+  await assert.rejects(refused.value('a', 7), { name: 'Misconfigured' });
+  await assert.rejects(views.value('', 7), { reason: 'BADID' });
+  const away = new Counterfoil(new Redis('/nowhere.sock', { lazyConnect: true, retryStrategy: null }).on('error', () => {}), namespace, { daemon: NOBODY });
+  assert.equal(await away.visitors('daily').value('shop', '2026-11-25', 7), 7, 'its separator is unknown');
 });
 
 test('without a daemon there is no value', async (t) => {
