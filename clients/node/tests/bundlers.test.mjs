@@ -1,6 +1,7 @@
 // Programs that bundlers make of the package as it is installed, in an application that has ioredis and not node-redis.
 import assert from 'node:assert/strict';
-import { execFile } from 'node:child_process';
+import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
@@ -74,4 +75,46 @@ test('Vite SSR', async () => {
   const ssr = { noExternal: true };
   await build({ root: folder, logLevel: 'error', ssr, resolve: { preserveSymlinks: true }, build: { ssr: entry, outDir: join(folder, 'vite'), minify: false } });
   await counts(`vite/${readdirSync(join(folder, 'vite')).find((file) => file.startsWith('main'))}`);
+});
+
+const ROUTE = `
+import { Counterfoil, NotCounted } from 'counterfoil';
+export const dynamic = 'force-dynamic';
+const opened = Counterfoil.connect(process.env.SOCKET, process.env.NAMESPACE);
+export async function GET(request) {
+  const views = (await opened).buffered('views');
+  const error = await views.add('').catch((thrown) => thrown);
+  return Response.json([await views.add(request.nextUrl.searchParams.get('page')), error instanceof NotCounted]);
+}
+`;
+const LAYOUT = 'export default ({ children }) => <html><body>{children}</body></html>;';
+
+/** Installs and builds, which takes most of a minute. */
+test('Next.js: the default build, and output standalone', { skip: !process.env.COUNTERFOIL_TEST_NEXT }, async (t) => {
+  const application = mkdtempSync(join(tmpdir(), 'next-'));
+  t.after(() => rmSync(application, { recursive: true }));
+  const artifact = join(dirname(require.resolve('counterfoil/package.json')), '../../artifact');
+  const packages = ['next@15', 'react@19', 'react-dom@19', 'ioredis', join(artifact, readdirSync(artifact)[0])];
+  mkdirSync(join(application, 'app/count'), { recursive: true });
+  writeFileSync(join(application, 'package.json'), '{ "private": true }');
+  writeFileSync(join(application, 'app/layout.jsx'), LAYOUT);
+  writeFileSync(join(application, 'app/count/route.js'), ROUTE);
+  const env = { ...process.env, NEXT_TELEMETRY_DISABLED: '1', SOCKET: socket, NAMESPACE: namespace, HOSTNAME: '127.0.0.1' };
+  await run('npm', ['install', '--no-audit', '--no-fund', ...packages], { cwd: application });
+  for (const [config, start] of [['{}', ['node_modules/next/dist/bin/next', 'start']], ["{ output: 'standalone' }", ['.next/standalone/server.js']]]) {
+    writeFileSync(join(application, 'next.config.mjs'), `export default ${config};`);
+    await run(process.execPath, ['node_modules/next/dist/bin/next', 'build'], { cwd: application, env });
+    const server = spawn(process.execPath, start, { cwd: application, env: { ...env, PORT: '0' } });
+    t.after(() => server.kill('SIGKILL'));
+    let printed = '';
+    server.stdout.setEncoding('utf8').on('data', (text) => (printed += text));
+    while (!/Ready/.test(printed)) await once(server.stdout, 'data');
+    const page = unique('page');
+    const url = new URL('/count', /http:\/\/\S+/.exec(printed)[0]);
+    for (const sum of [1, 2]) {
+      url.search = `page=${page}`;
+      assert.deepEqual(await (await fetch(url)).json(), [sum, true]);
+    }
+    server.kill('SIGKILL');
+  }
 });

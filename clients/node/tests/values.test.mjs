@@ -110,8 +110,9 @@ test('a fallback stands for values that do not arrive in time, and for no other 
   const refused = await viewsBy(t, { daemon: (await stub(t, () => ({ status: 404 }))).url });
   await assert.rejects(refused.value('a', 7), { name: 'Misconfigured' });
   await assert.rejects(views.value('', 7), { reason: 'BADID' });
-  const away = new Counterfoil(new Redis('/nowhere.sock', { lazyConnect: true, retryStrategy: null }).on('error', () => {}), namespace, { daemon: NOBODY });
-  assert.equal(await away.visitors('daily').value('shop', '2026-11-25', 7), 7, 'its separator is unknown');
+  const away = new Redis('/nowhere.sock').on('error', () => {});
+  t.after(() => away.disconnect());
+  assert.equal(await new Counterfoil(away, namespace, { daemon: NOBODY }).visitors('daily').value('shop', '2026-11-25', 7), 7, 'its separator is unknown');
 });
 
 test('without a daemon there is no value', async (t) => {
