@@ -4,7 +4,7 @@ import { Cached, type ReadRow } from './cached.js';
 import { Sender } from './call.js';
 import { Family } from './family.js';
 import { Later, type OnError } from './later.js';
-import { type Address, type ConnectionOptions, type Redis, type RedisClient, connect, timeoutOf, wrap } from './redis.js';
+import { type Address, type ConnectionOptions, type Redis, type RedisClient, connect, timesOf, wrap } from './redis.js';
 import { Series, type Slice } from './series.js';
 import { Daemons, type Fallback, type Fallbacks } from './value.js';
 import { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
@@ -49,17 +49,14 @@ export class Counterfoil {
 
   /** Counts over the application's client of ioredis or node-redis, standalone or cluster. Throws `Misconfigured`. */
   constructor(redis: RedisClient | Redis, private readonly namespace: string, private readonly options: Options = {}) {
-    const { retryFor = 1_000 } = options;
-    const timeout = timeoutOf(options);
-    const areTimes = retryFor > 0 && retryFor <= 30_000 && timeout > 0;
-    if (!areTimes) throw new Misconfigured('OPTIONS', 'expected retryFor of 1 to 30000 ms, and a positive timeout');
+    const { retryFor, timeout } = timesOf(options);
     this.sender = new Sender(wrap(redis), timeout, retryFor);
     this.daemons = new Daemons(options.daemon, options.token, timeout);
   }
 
   /**
-   * Connects to a URL, the path of a Unix socket, or a cluster by `host:port` or `rediss://host:port` of some nodes. It uses `library`, by default
-   * ioredis if it is installed, and otherwise `redis`. `close` ends the connection.
+   * Connects to a URL, the path of a Unix socket, or a cluster by `host:port` or `rediss://host:port` of some nodes. `close` ends
+   * the connection.
    */
   static async connect(address: Address, namespace: string, options: ConnectOptions = {}): Promise<Counterfoil> {
     return new Counterfoil(await connect(address, options), namespace, options);

@@ -79,15 +79,18 @@ const TLS_URL = /^rediss:\/\//;
 /** The longest time that a connection may take to end. */
 const END_MS = 1_000;
 
-/** Returns how long connecting, or a reply, may take. */
-export const timeoutOf = ({ retryFor = 1_000, timeout = Math.min(400, 0.4 * retryFor) }: Times): number => timeout;
+/** Returns how long a call may take, and how long connecting or a reply. */
+export function timesOf({ retryFor = 1_000, timeout = Math.min(400, 0.4 * retryFor) }: Times): Required<Times> {
+  if (retryFor > 0 && retryFor <= 30_000 && timeout > 0) return { retryFor, timeout };
+  throw new Misconfigured('OPTIONS', 'expected retryFor of 1 to 30000 ms, and a positive timeout');
+}
 
 /** Returns how long to wait before a further attempt to connect: a second during an outage. */
 const reconnectAfter = (attempts: number): number => Math.min(50 * (attempts + 1), 1_000);
 
 /** Connects with settings under which a call ends in time, and is not sent again by the library. */
 export async function connect(address: Address, options: ConnectionOptions & Times): Promise<Redis> {
-  const timeout = timeoutOf(options);
+  const { timeout } = timesOf(options);
   const module = await load(options.library);
   const isAddress = Array.isArray(address) || /^(rediss?:\/\/|\/)/.test(address);
   if (!isAddress) throw new Misconfigured('ADDRESS', `expected redis://, rediss:// or the path of a socket, not ${address}`);

@@ -89,16 +89,16 @@ for (const fault of FAULTS) {
       await redis.disturb(fault);
 
       const later = await measure(`Redis ${fault}: later only (${library})`, async (i) => views.later(`page/${i}`));
-      assert.ok(later.worst < 100, `${later.worst}`);
+      assert.ok(later.worst < 200, `${later.worst}`);
       const errors = new Set();
       const counted = await measure(`Redis ${fault}: add, firstVisit, touch, 3 requests at a time (${library})`, async (i) => {
         for (const error of await page(i)) errors.add(error);
       }, { workers: 3 });
-      assert.ok(counted.p50 < 10 && counted.worst < 1500, `${counted.p50} ${counted.worst}`);
+      assert.ok(counted.p50 < 10 && counted.worst < 2000, `${counted.p50} ${counted.worst}`);
       assert.ok([...errors].every((error) => error instanceof NotCounted || error instanceof OutcomeUnknown));
       assert.match([...errors].at(-1).message, /Redis has been unreachable for \d+ s: ./);
       const read = await measure(`Redis ${fault}: ten reads of activity (${library})`, () => Promise.all(Array.from({ length: 10 }, () => orError(readers.now('front')))));
-      assert.ok(read.worst < 50, `${read.worst}`);
+      assert.ok(read.worst < 200, `${read.worst}`);
 
       if (fault === 'silent') {
         redis.resume();
