@@ -3,7 +3,7 @@ import { type Call, type Reply, Sender } from './call.js';
 import type { Family } from './family.js';
 import type { Redis } from './redis.js';
 import { Daemons } from './value.js';
-import { type Integer, integer, keyOf, upTo } from './values.js';
+import { type Integer, Misconfigured, integer, keyOf, upTo } from './values.js';
 
 /** The settings of a family, as `counterfoil.toml` or its table would define them. */
 export interface FamilyOptions {
@@ -164,8 +164,11 @@ class Memory extends Sender {
 class Values extends Daemons {
   constructor(private readonly memory: Memory) { super([], undefined, 1_000); }
 
-  override async find({ name }: Family, ids: string[]): Promise<Integer[]> {
-    return ids.map((id) => integer(this.memory.stateOf(name).values.get(id) ?? 0));
+  override async find(family: Family, ids: string[], deadline: number): Promise<Integer[]> {
+    const epoch = await family.describe(deadline);
+    const wrong = ids.find((id) => !epoch.ids.test(id));
+    if (wrong !== undefined) throw new Misconfigured('HTTP 400', `${wrong} can have no row`);
+    return ids.map((id) => integer(this.memory.stateOf(family.name).values.get(id) ?? 0));
   }
 }
 

@@ -17,6 +17,7 @@ test('it is a client without servers, with the same errors', async () => {
   const epoch = await products.requestEpoch('job', '7');
   assert.deepEqual([await products.addOnce('job', '7', 4, epoch), await products.addOnce('job', '7', 4, epoch)], [true, false]);
   assert.deepEqual(await products.values(['7', '8']), [9, 0]);
+  await assert.rejects(products.value('x', 1), { name: 'Misconfigured', reason: 'HTTP 400' });
   assert.equal(await votes.incr('a', 7), 7);
   await assert.rejects(votes.incrOnce('order', 'a', 7), (error) => error.reason === 'RANGE' && error.value === 7);
   assert.equal(await votes.set('a', 1), 1);
