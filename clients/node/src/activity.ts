@@ -84,8 +84,9 @@ export class Activity extends Later<View> {
     const groups = [...places.values()];
     const { status, words } = await this.family.count('activity_touch', partition, touches, ({ stripes }) => {
       if (touches.some((touch) => touch.stripes !== stripes)) throw new NotCounted('MISMATCH', OUTDATED, undefined, true);
+      const own = groups.flatMap(([first]) => this.keys(partition, first!.stripe, first!.page));
       return {
-        keys: [...this.family.keys(partition, 'buffer', 'meta'), ...groups.flatMap(([first]) => this.keys(partition, first!.stripe, first!.page))],
+        keys: [...this.family.keys(partition, 'buffer', 'meta'), ...own],
         args: [stripes, groups.length, ...groups.flatMap(placeOf)],
       };
     });

@@ -67,7 +67,9 @@ export class Buffered extends Later<string> {
   async value(id: string, fallback?: Fallback): Promise<Integer> { return this.daemons.value(this.family, id, fallback); }
 
   /** Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them. */
-  async values(ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> { return this.daemons.values(this.family, ids, fallback); }
+  async values(ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> {
+    return this.daemons.values(this.family, ids, fallback);
+  }
 
   /** @internal */
   protected countSum(id: string, n: Integer): Promise<unknown> { return this.add(id, n); }

@@ -19,8 +19,8 @@ export class Cached {
   private readonly queue = new Queue<Change>((partition, changes) => this.count(partition, changes));
   private readonly seeds = new Map<string, Promise<unknown>>();
 
-  /** @internal */
-  readRow: ReadRow = async (id) => (await this.daemons.find(this.family, [id], this.family.deadlineOfRead()))[0]!;
+  /** @internal Without one a daemon reads the row. */
+  readRow: ReadRow | undefined;
 
   /** @internal */
   constructor(private readonly family: Family, private readonly daemons: Daemons) {}
@@ -70,11 +70,14 @@ export class Cached {
   async value(id: string, fallback?: Fallback): Promise<Integer> { return this.daemons.value(this.family, id, fallback); }
 
   /** Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them. */
-  async values(ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> { return this.daemons.values(this.family, ids, fallback); }
+  async values(ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> {
+    return this.daemons.values(this.family, ids, fallback);
+  }
 
   private async change(id: string, change: string, request?: Request): Promise<Integer> {
     const until = this.family.deadline();
-    return this.seeded(id, until, (partition, of) => this.queue.push(partition, { of, until, id, change, ...(request && { request }) }));
+    const item = { until, id, change, ...(request && { request }) };
+    return this.seeded(id, until, (partition, of) => this.queue.push(partition, { ...item, of }));
   }
 
   /** Makes a call, and again after a seed where the counter had no base. */
@@ -95,7 +98,7 @@ export class Cached {
 
   private async seed(partition: number, id: string, ticket: string, until: number): Promise<void> {
     try {
-      const read = await this.readRow(id);
+      const read = this.readRow ? await this.readRow(id) : (await this.daemons.find(this.family, [id], until))[0]!;
       const row = read === null ? '-' : integer(String(read)); // drivers return texts, too
       if (row !== '-') checkInteger(row);
       const keys = [...this.family.keys(this.family.home(partition), 'calls'), ...this.family.keys(partition, 'base')];

@@ -165,6 +165,7 @@ function failure(error: Error, code: string, counts: boolean, lost: boolean): Co
   if (lost) return new OutcomeUnknown(code, textOf(error), error);
   if (error instanceof CounterfoilError) return error;
   if (MISCONFIGURED.test(code) || (code === 'NOPERM' && !counts)) return new Misconfigured(code, error.message, error);
+  if (code === NO_REPLY && !counts) return new NotCounted(UNREACHABLE, error.message, error, true);
   if (AWAY.test(code) || TEMPORARY.test(code) || FOR_NOW.test(code)) return new NotCounted(code, error.message, error, true);
   return new (FOR_GOOD.test(code) || !counts ? NotCounted : OutcomeUnknown)(code, error.message, error);
 }

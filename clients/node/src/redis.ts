@@ -138,16 +138,21 @@ function connectIoredis({ Redis, Cluster }: any, address: Address, timeout: numb
 
 async function connectNodeRedis(module: any, address: Address, timeout: number, tls?: Tls): Promise<Redis> {
   const target = typeof address === 'string' && address.startsWith('/') ? { path: address } : {};
-  const socket = { connectTimeout: timeout, socketTimeout: timeout, reconnectStrategy: reconnectAfter, ...target, ...(tls && { tls: true, ...tls }) };
-  const defaults = { socket, pingInterval: timeout / 2 };
+  const times = { connectTimeout: timeout, socketTimeout: timeout, reconnectStrategy: reconnectAfter };
+  const defaults = { socket: { ...times, ...target, ...(tls && { tls: true, ...tls }) }, pingInterval: timeout / 2 };
   const client = Array.isArray(address)
     ? module.createCluster({ rootNodes: address.map((node) => ({ url: TLS_URL.test(node) ? node : `redis://${node}` })), defaults })
     : module.createClient('path' in target ? defaults : { ...defaults, url: address });
   const redis = own(client, timeout, () => client.close(), () => client.destroy());
-  const attempt = (attempts = 0): Promise<void> => client.connect().catch((error: Error) => { // that of a cluster gives up
-    redis.failure = error;
-    void sleep(reconnectAfter(attempts), undefined, { ref: false }).then(() => { if (redis.state() !== 'closed') void attempt(attempts + 1); });
-  });
+  const attempt = async (attempts = 0): Promise<void> => {
+    try {
+      await client.connect();
+    } catch (error) { // that of a cluster gives up
+      redis.failure = error as Error;
+      const repeat = () => { if (redis.state() !== 'closed') void attempt(attempts + 1); };
+      setTimeout(repeat, reconnectAfter(attempts)).unref();
+    }
+  };
   await Promise.race([attempt(), sleep(timeout, undefined, { ref: false })]);
   return redis;
 }

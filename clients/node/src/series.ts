@@ -47,7 +47,8 @@ export class Series extends Later<Moment> {
     const { labels } = epoch.settings;
     if (!labels.includes(label)) throw new NotCounted('BADARG', `${this.family.name} has no ${label}, but ${labels}`);
     const partition = this.family.partition(name, epoch);
-    const keys = [...this.family.keys(this.family.home(partition), ...CALENDARS), ...this.family.keys(partition, `series:${label}:${name}`)];
+    const window = this.family.keys(partition, `series:${label}:${name}`);
+    const keys = [...this.family.keys(this.family.home(partition), ...CALENDARS), ...window];
     const texts = await this.family.readOfHome('series_get', partition, keys, label, deadline);
     const [starts = [], counts = []] = texts.map((text) => String(text).split(' '));
     return starts.map((start, i) => ({ start: Number(start), count: integer(counts[i]!) }));

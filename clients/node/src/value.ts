@@ -14,11 +14,14 @@ export type Fallback = Integer | ((error: NotCounted) => Integer | Promise<Integ
 export type Fallbacks = OneOrAll | ((error: NotCounted) => OneOrAll | Promise<OneOrAll>);
 type OneOrAll = Integer | readonly Integer[];
 
+/** Reads values, null where there is no row. */
+type Read = () => Promise<(Integer | null)[]>;
+
 /** A status of 0: no reply. */
 type Reply = { status: number; text: string; retryAfter: number };
 
 /** Returns `count` values that `read` returns, 0 for null, or the fallback after a failure that may pass. */
-export async function valuesOr(fallback: Fallbacks | undefined, count: number, read: () => Promise<(Integer | null)[]>): Promise<Integer[]> {
+export async function valuesOr(fallback: Fallbacks | undefined, count: number, read: Read): Promise<Integer[]> {
   try {
     return (await read()).map((value) => value ?? 0);
   } catch (error) {
@@ -43,7 +46,9 @@ export class Daemons {
     this.headers = { 'Content-Type': 'application/json', ...(token && { Authorization: `Bearer ${token}` }) };
   }
 
-  async value(family: Family, id: string, fallback?: Fallback): Promise<Integer> { return (await this.values(family, [id], fallback))[0]!; }
+  async value(family: Family, id: string, fallback?: Fallback): Promise<Integer> {
+    return (await this.values(family, [id], fallback))[0]!;
+  }
 
   /** Returns the values in the order of the ids. */
   async values(family: Family, ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> {

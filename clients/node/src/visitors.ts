@@ -62,11 +62,14 @@ export class Visitors extends Later<Visit> {
     const epoch = await this.family.describe(until);
     const id = this.idOf({ scope, day });
     checkId(id);
-    return integerOf(id, await this.queue.push(this.family.partition(id, epoch), { of: epoch.partitions, until, id, visitor }));
+    const hit: Hit = { of: epoch.partitions, until, id, visitor };
+    return integerOf(id, await this.queue.push(this.family.partition(id, epoch), hit));
   }
 
   /** @internal By the separator that is known of the family. */
-  protected idOf({ scope, day }: Omit<Visit, 'visitor'>): string { return scope + (this.family.known?.settings.separator ?? '/') + day; }
+  protected idOf({ scope, day }: Omit<Visit, 'visitor'>): string {
+    return scope + (this.family.known?.settings.separator ?? '/') + day;
+  }
 
   private async count(partition: number, hits: Hit[]): Promise<void> {
     const { status, words } = await this.family.count('visitors_first', partition, hits, () => ({
