@@ -16,6 +16,9 @@ export const {
 /** The newest and the oldest supported version of each library. */
 export const LIBRARIES = ['ioredis', 'ioredis-5', 'redis', 'redis-5'];
 
+/** Options for a busy machine. */
+export const patient = { retryFor: 10_000, timeout: 2_000 };
+
 export const unique = (name) => `${name}-${randomBytes(4).toString('hex')}`;
 
 /** Returns an application's client, connected to a socket. The test that is given closes it. */

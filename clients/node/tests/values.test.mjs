@@ -5,12 +5,12 @@ import net from 'node:net';
 import { test } from 'node:test';
 import { Redis } from 'ioredis';
 import { Counterfoil, NotCounted } from 'counterfoil';
-import { clientOf, daemon, namespace, unique } from './support.mjs';
+import { clientOf, daemon, namespace, patient, unique } from './support.mjs';
 
 const NOBODY = 'http://127.0.0.1:9';
 
 /** Returns the family `views` over daemons. */
-const viewsBy = async (t, options = {}) => new Counterfoil(await clientOf(t, 'ioredis'), namespace, options).buffered('views');
+const viewsBy = async (t, options = {}) => new Counterfoil(await clientOf(t, 'ioredis'), namespace, { ...patient, ...options }).buffered('views');
 
 /** Starts a daemon that replies 7 for each id, or what `reply` returns. */
 async function stub(t, reply = (ids) => ({ body: JSON.stringify({ family: 'f', values: ids.map(() => 7) }) })) {
@@ -31,7 +31,7 @@ async function stub(t, reply = (ids) => ({ body: JSON.stringify({ family: 'f', v
 }
 
 test('what waits in Redis is a part of exact values', async (t) => {
-  const counterfoil = new Counterfoil(await clientOf(t, 'redis'), namespace, { daemon: [NOBODY, `${daemon}/`] });
+  const counterfoil = new Counterfoil(await clientOf(t, 'redis'), namespace, { ...patient, daemon: [NOBODY, `${daemon}/`] });
   const ids = Array.from({ length: 2100 }, (_, i) => unique(`é/page ${i}`));
   for (const family of ['views', 'wide']) {
     const views = counterfoil.buffered(family);
@@ -63,7 +63,7 @@ test('the next daemon is asked if one is unreachable or busy', async (t) => {
   const views = await viewsBy(t, { daemon: [NOBODY, busy.url, started.url] });
   for (let i = 0; i < 10; i += 1) assert.equal(await views.value('a'), 7);
   assert.deepEqual([busy.requests.length, started.requests.length], [1, 10]);
-  const busyOnes = await viewsBy(t, { daemon: [busy.url, NOBODY] });
+  const busyOnes = await viewsBy(t, { daemon: [busy.url, NOBODY], retryFor: 500 });
   await assert.rejects(busyOnes.value('a'), { name: 'NotCounted', reason: 'UNREACHABLE', temporary: true });
 });
 
@@ -118,5 +118,5 @@ test('a fallback stands for values that do not arrive in time, and for no other 
 test('without a daemon there is no value', async (t) => {
   await assert.rejects((await viewsBy(t, {})).value('a'), { name: 'Misconfigured', reason: 'NODAEMON' });
   await assert.rejects(viewsBy(t, { daemon: 'localhost:9292' }), { name: 'Misconfigured', reason: 'OPTIONS' });
-  await assert.rejects((await viewsBy(t, { daemon: NOBODY })).value('a'), { name: 'NotCounted', reason: 'UNREACHABLE', temporary: true });
+  await assert.rejects((await viewsBy(t, { daemon: NOBODY, retryFor: 500 })).value('a'), { name: 'NotCounted', reason: 'UNREACHABLE', temporary: true });
 });
