@@ -1,6 +1,6 @@
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { Outage } from './outage.js';
+import { Outage, PROBE_MS } from './outage.js';
 import type { Redis } from './redis.js';
 import { SCRIPTS } from './scripts.js';
 import { type Bytes, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, UNREACHABLE, memo } from './values.js';
@@ -12,9 +12,6 @@ const TEMPORARY = /^(NOREPLICAS|TRYAGAIN|READONLY|MOVED|ASK)$/;
 const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
 /** Not executed, and a repeat would be refused as well. A call that ended with any other code may be executed in part. */
 const [FOR_NOW, FOR_GOOD] = [/^(OOM|MISCONF)$/, /^(WRONGTYPE|BADSTATE)$/];
-
-/** How long a probe waits for its reply. */
-const PROBE_MS = 1_000;
 
 /** How often waits for replies are ended. */
 const TICK_MS = 10;
@@ -79,7 +76,8 @@ export class Sender {
           throw new Misconfigured(code, `use a client for a cluster: ${error.message}`, error);
         } else if ((isAway || TEMPORARY.test(code)) && left() > pause) await sleep(pause);
         else {
-          if (isAway) outage?.begin(code === NO_REPLY ? UNREACHABLE : code, textOf(error), begun);
+          const isLong = performance.now() - begun > this.retryFor / 4; // or it had little time left, and shows nothing
+          if (isAway && isLong) outage?.begin(code === NO_REPLY ? UNREACHABLE : code, textOf(error), begun);
           throw failure(error, code, counts, lost);
         }
       }

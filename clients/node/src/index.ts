@@ -51,7 +51,7 @@ export class Counterfoil {
   constructor(redis: RedisClient | Redis, private readonly namespace: string, private readonly options: Options = {}) {
     const { retryFor, timeout } = timesOf(options);
     this.sender = new Sender(wrap(redis), timeout, retryFor);
-    this.daemons = new Daemons(options.daemon, options.token, timeout);
+    this.daemons = new Daemons(options.daemon, options.token, retryFor);
   }
 
   /**

@@ -1,6 +1,7 @@
 import { NotCounted } from './values.js';
 
-const PROBE_MS = 1_000;
+/** How often a server is probed, and for how long a probe waits at most. */
+export const PROBE_MS = 1_000;
 
 /** The time while a server is unreachable or does not reply. Calls fail at once, and a probe each second may end it. */
 export class Outage {

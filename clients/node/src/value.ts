@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Family } from './family.js';
-import { Outage } from './outage.js';
+import { Outage, PROBE_MS } from './outage.js';
 import { type Integer, Misconfigured, NotCounted, UNREACHABLE, checkId, integer } from './values.js';
 
 /** Ids of a request. */
@@ -38,8 +38,7 @@ export class Daemons {
   private readonly headers: Record<string, string>;
   private readonly outage = new Outage('the daemon', () => this.probe());
 
-  /** `timeout`: how long a probe may take, in milliseconds. */
-  constructor(daemon: string | readonly string[] = [], token: string | undefined, private readonly timeout: number) {
+  constructor(daemon: string | readonly string[] = [], token: string | undefined, private readonly retryFor: number) {
     this.urls = [daemon].flat().map((url) => url.replace(/\/$/, ''));
     const wrong = this.urls.find((url) => !/^https?:\/\/[^/]/.test(url) || !URL.canParse(url));
     if (wrong !== undefined) throw new Misconfigured('OPTIONS', `daemon: expected http://HOST:PORT, not ${wrong}`);
@@ -92,7 +91,8 @@ export class Daemons {
       }
       if (performance.now() + pause < deadline) await sleep(pause);
       else {
-        if (isAway) this.outage.begin(UNREACHABLE, explanation, begun);
+        const isLong = performance.now() - begun > this.retryFor / 4; // or it had little time left, and shows nothing
+        if (isAway && isLong) this.outage.begin(UNREACHABLE, explanation, begun);
         throw new NotCounted(UNREACHABLE, explanation, undefined, true);
       }
     }
@@ -100,7 +100,7 @@ export class Daemons {
 
   /** Returns whether any daemon replies. */
   private async probe(): Promise<boolean> {
-    const replies = await Promise.all(this.urls.map((url) => fetched(`${url}/livez`, this.timeout)));
+    const replies = await Promise.all(this.urls.map((url) => fetched(`${url}/livez`, PROBE_MS)));
     return replies.some(({ status }) => status > 0);
   }
 }

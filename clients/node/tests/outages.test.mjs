@@ -12,7 +12,7 @@ import { configure, namespace } from './support.mjs';
 
 const FAULTS = ['refused', 'silent', 'dropped'];
 const rows = [];
-after(() => console.log(`${[['', 'p50', 'worst'], ...rows].map(([row, ...ms]) => row.padEnd(60) + ms.map((one) => String(one).padStart(8)).join('')).join('\n')}\n`));
+after(() => console.log(`${[['', 'p50', 'worst'], ...rows].map(([row, ...ms]) => row.padEnd(72) + ms.map((one) => String(one).padStart(8)).join('')).join('\n')}\n`));
 
 const LISTENER = "require('node:net').createServer((socket) => socket.end('HTTP/1.1 503 \\r\\n\\r\\n')).listen(+process.argv[1], '127.0.0.1', 1)";
 
