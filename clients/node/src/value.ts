@@ -17,7 +17,7 @@ type OneOrAll = Integer | readonly Integer[];
 /** Reads values, null where there is no row. */
 type Read = () => Promise<(Integer | null)[]>;
 
-/** A status of 0: no reply. */
+/** The text begins with the status, or says why there is no reply, with a status of 0. */
 type Reply = { status: number; text: string; retryAfter: number };
 
 /** Returns `count` values that `read` returns, 0 for null, or the fallback after a failure that may pass. */
@@ -82,7 +82,7 @@ export class Daemons {
         // JSON.parse would round large ones
         const values = /"values": ?\[([-\d, nul]+)\]/.exec(text)?.[1]?.split(',').map((value) => numberOrNull(value.trim()));
         if (status === 200 && values?.length === ids.length) return values;
-        explanation = `${url}: ${status || ''} ${text.slice(0, 2000)}`;
+        explanation = `${url}: ${text.slice(0, 2000)}`;
         if (status >= 300 && status < 500 && status !== 429) throw new Misconfigured(`HTTP ${status}`, explanation);
         if (this.urls[0] === url) this.urls.push(this.urls.shift()!); // the next calls begin with another one
         isAway &&= status === 0;
@@ -109,7 +109,7 @@ async function fetched(url: string, ms: number, request: RequestInit = {}): Prom
   try {
     const reply = await fetch(url, { ...request, signal: AbortSignal.timeout(Math.ceil(ms)) });
     const retryAfter = Number(reply.headers.get('Retry-After')) || 0;
-    return { status: reply.status, text: await reply.text(), retryAfter };
+    return { status: reply.status, text: `${reply.status} ${await reply.text()}`, retryAfter };
   } catch (error) {
     const { message, cause } = error as Error;
     return { status: 0, text: `${message}${cause ? `: ${cause}` : ''}`, retryAfter: 0 };

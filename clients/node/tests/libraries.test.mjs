@@ -252,7 +252,7 @@ const { COUNTERFOIL_TEST_TLS: tlsAddress, COUNTERFOIL_TEST_CA: tlsCa } = process
 for (const library of LIBRARIES) {
   test(`${library}: a server with a certificate of its own`, { skip: !tlsAddress }, async () => {
     const refusal = async (options) => {
-      const counterfoil = await Counterfoil.connect(tlsAddress, namespace, { ...patient, library: require(library), retryFor: 300, timeout: 1000, ...options });
+      const counterfoil = await Counterfoil.connect(tlsAddress, namespace, { ...patient, library: require(library), retryFor: 1000, ...options });
       const error = await counterfoil.buffered('views').add('page').catch((thrown) => thrown);
       await counterfoil.close();
       return `${error.constructor.name} ${error.message}`;
