@@ -11,12 +11,17 @@ import { Counterfoil, NotCounted, OutcomeUnknown } from 'counterfoil';
 import { configure, namespace } from './support.mjs';
 
 const FAULTS = ['refused', 'silent', 'dropped'];
-const rows = [];
-after(() => console.log(`${[['', 'p50', 'worst'], ...rows].map(([row, ...ms]) => row.padEnd(72) + ms.map((one) => String(one).padStart(8)).join('')).join('\n')}\n`));
+const rows = [['', 'p50', 'worst']];
+after(() => {
+  for (const [row, ...times] of rows) console.log(row.padEnd(72), ...times.map((ms) => String(ms).padStart(8)));
+});
 
-const LISTENER = "require('node:net').createServer((socket) => socket.end('HTTP/1.1 503 \\r\\n\\r\\n')).listen(+process.argv[1], '127.0.0.1', 1)";
+/** A daemon that is busy. */
+const DAEMON = `
+  const busy = (socket) => socket.end('HTTP/1.1 503 \\r\\n\\r\\n');
+  require('node:net').createServer(busy).listen(+process.argv[1], '127.0.0.1', 1);`;
 
-/** A server in a process of its own: Redis with the families of this file, or a daemon that is busy. */
+/** A server in a process of its own: Redis with the families of this file, or a daemon. */
 async function serverOf(t, kind) {
   const free = net.createServer().listen(0, '127.0.0.1');
   await once(free, 'listening');
@@ -25,7 +30,7 @@ async function serverOf(t, kind) {
   const redis = process.env.COUNTERFOIL_REDIS_SERVER ?? 'redis-server';
   const [program, ...args] = kind === 'redis'
     ? [redis, '--port', port, '--save', '', '--appendonly', 'no', '--tcp-backlog', '1']
-    : [process.execPath, '-e', LISTENER, port];
+    : [process.execPath, '-e', DAEMON, port];
   const child = spawn(program, args.map(String), { stdio: 'ignore' });
   const sockets = [];
   t.after(() => {
