@@ -2,7 +2,7 @@
 import { createRequire } from 'node:module';
 import { Counterfoil } from 'counterfoil';
 import { createHash } from 'node:crypto';
-import { readFileSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 
 const require = createRequire(import.meta.url);
 const [socket, namespace, library] = process.argv.slice(2);
@@ -15,11 +15,11 @@ const send = (...args) => (isOfIoredis ? redis.call(args[0], args.slice(1)) : re
 const views = new Counterfoil(redis, namespace).buffered('views');
 const plain = `bench:${namespace}:hits`;
 const family = `cf1:{${namespace}/views/0}`;
-const script = readFileSync(new URL(import.meta.resolve('counterfoil/package.json').replace('package.json', 'lua/buffered_add.lua')), 'utf8');
-const sha1 = createHash('sha1').update(script).digest('hex');
+const { SCRIPTS } = require(join(dirname(require.resolve('counterfoil')), 'scripts.js'));
+const sha1 = createHash('sha1').update(SCRIPTS.buffered_add).digest('hex');
 const keys = ['calls', 'calls_before', 'buffer', 'meta'].map((name) => `${family}:${name}`);
-await send('SCRIPT', 'LOAD', script);
-const [, epoch] = await send('EVAL', readFileSync(new URL(import.meta.resolve('counterfoil/package.json').replace('package.json', 'lua/family_epoch.lua')), 'utf8'), '4', ...['calls', 'calls_before', 'requests', 'requests_before'].map((name) => `${family}:${name}`), '', '', '', '');
+await send('SCRIPT', 'LOAD', SCRIPTS.buffered_add);
+const [, epoch] = await send('EVAL', SCRIPTS.family_epoch, '4', ...['calls', 'calls_before', 'requests', 'requests_before'].map((name) => `${family}:${name}`), '', '', '', '');
 await views.add('page');
 
 let next = 0;

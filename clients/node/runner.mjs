@@ -3,18 +3,20 @@ import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Counterfoil, CounterfoilError, Misconfigured, NotCounted } from 'counterfoil';
+import { Counterfoil as Testing } from 'counterfoil/testing';
 
 const require = createRequire(import.meta.url);
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 const { open } = JSON.parse((await lines.next()).value);
-const [library, version] = /^(?:node-)?(ioredis|redis)(-\d)?$/.exec(open.library).slice(1);
-const module = require(library + (version ?? ''));
+const library = open.library.replace('node-', '');
+const module = library === 'testing' ? undefined : require(library);
 const address = open.nodes ?? open.socket;
-const timeout = (open.timeout ?? 2) * 1000;
+const timeout = open.timeout && open.timeout * 1000;
 const { retry_for, later_every, daemon, token } = open.options ?? {};
 const options = {
   ...(retry_for && { retryFor: retry_for * 1000 }),
   ...(later_every && { laterEvery: later_every * 1000 }),
+  ...(timeout && { timeout }),
   daemon,
   token,
 };
@@ -22,27 +24,29 @@ const options = {
 /** The application's own client, as users of the library make it. */
 async function client() {
   const pause = () => 50;
-  if (library === 'ioredis') {
-    const timeouts = { commandTimeout: timeout, socketTimeout: timeout };
+  const socketTimeout = timeout ?? 400;
+  if ('Cluster' in module) {
+    const timeouts = { commandTimeout: socketTimeout, socketTimeout };
     const redis = open.nodes
       ? new module.Cluster(open.nodes.map((node) => `redis://${node}`), { redisOptions: timeouts })
       : new module.Redis(open.socket, timeouts);
     redis.on('error', () => {});
     return [redis, () => redis.disconnect()];
   }
-  const socket = { socketTimeout: timeout, reconnectStrategy: pause };
+  const socket = { socketTimeout, reconnectStrategy: pause };
   const redis = open.nodes
-    ? module.createCluster({ rootNodes: open.nodes.map((node) => ({ url: `redis://${node}` })), defaults: { socket, pingInterval: timeout / 2 } })
-    : module.createClient({ socket: { ...socket, path: open.socket }, pingInterval: timeout / 2 });
+    ? module.createCluster({ rootNodes: open.nodes.map((node) => ({ url: `redis://${node}` })), defaults: { socket, pingInterval: socketTimeout / 2 } })
+    : module.createClient({ socket: { ...socket, path: open.socket }, pingInterval: socketTimeout / 2 });
   redis.on('error', () => {});
-  await Promise.race([redis.connect(), sleep(timeout)]); // Redis may be down
+  await Promise.race([redis.connect(), sleep(socketTimeout)]); // Redis may be down
   return [redis, () => redis.destroy()];
 }
 
 async function opened() {
-  if (open.own) return [await Counterfoil.connect(address, open.namespace, { ...options, timeout, library: library + (version ?? '') }), () => {}];
+  if (!module) return [new Testing(open.namespace, { ...options, families: open.families }), () => {}];
+  if (open.own) return [await Counterfoil.connect(address, open.namespace, { ...options, library: module }), () => {}];
   const [redis, disconnect] = await client();
-  return [new Counterfoil(redis, open.namespace, { ...options, timeout }), disconnect];
+  return [new Counterfoil(redis, open.namespace, options), disconnect];
 }
 
 const CALLS = {

@@ -1,55 +1,102 @@
 import { crc32 } from 'node:zlib';
-import type { Family } from './family.js';
-import { type Bytes, NotCounted, checkId, integerOf, repeated, upTo } from './values.js';
+import { type Family, type Item, Queue } from './family.js';
+import { Later, type LaterOptions } from './later.js';
+import { type Bytes, type Integer, NotCounted, checkId, integerOf, keyOf, memo, repeated, upTo } from './values.js';
 
 const LONGEST_PAGE = 200;
 const ATTEMPTS = 5;
 const OUTDATED = 'pages have another number of stripes now';
 
+/** A page, and who views it. */
+type View = { page: string; visitor: Bytes };
+
+/** Views of one visitor, in one of so many stripes of the page. */
+type Touch = Item & View & { stripe: number; stripes: number; views: Integer };
+
 /** A family of kind `activity`: who is on a page now. */
-export class Activity {
+export class Activity extends Later<View> {
+  private readonly queue = new Queue<Touch>((partition, touches) => this.count(partition, touches));
+
   /** @internal */
-  constructor(private readonly family: Family) {}
+  constructor(family: Family, options: LaterOptions) { super(family, options); }
 
   /** Counts a view of the page, and notes its visitor. Throws as `Buffered.add`. */
   async touch(page: string, visitor: Bytes): Promise<void> {
     checkId(page, LONGEST_PAGE);
     checkId(visitor);
-    for (let attempt = 1; ; attempt += 1) {
-      const epoch = await this.family.describe();
-      this.family.check(page, epoch);
-      const { settings: { stripes }, partitions } = epoch;
-      const stripe = crc32(visitor) % stripes;
-      const partition = (crc32(page) + stripe) % partitions;
-      const keys = this.family.keys(partition, 'buffer', 'meta', `views:${stripe}:${page}`, `visitors:${stripe}:${page}`);
-      try {
-        const { status, words } = await this.family.count('activity_touch', partition, partitions, (settings) => {
-          if (settings.stripes !== stripes) throw new NotCounted('MISMATCH', OUTDATED, undefined, true);
-          return { keys, args: [stripes, 1, page, 1, 1, visitor] };
-        });
-        integerOf(page, status === 'DUP' ? repeated(1, words[0])[0] : words[1]);
-        return;
-      } catch (error) { // the visitor belongs to another stripe now
-        if (!(error instanceof NotCounted && error.message.includes(OUTDATED)) || attempt === ATTEMPTS) throw error;
-      }
-    }
+    return this.countSum({ page, visitor }, 1);
+  }
+
+  /**
+   * Counts a view soon, like that of `Buffered`.
+   * @throws NotCounted (`BADID`, `BUSY`, `CLOSED`)
+   */
+  later(page: string, visitor: Bytes): void {
+    checkId(page, LONGEST_PAGE);
+    checkId(visitor);
+    if (this.family.known) this.family.check(page, this.family.known);
+    this.keep(`${page.length}:${page}${keyOf(visitor)}`, { page, visitor: Buffer.from(visitor) }, 1);
   }
 
   /** Returns the views and distinct visitors of the page. */
   async now(page: string): Promise<{ views: number; visitors: number }> {
     checkId(page, LONGEST_PAGE);
-    const epoch = await this.family.describe();
+    const deadline = this.family.deadlineOfRead();
+    const epoch = await this.family.describe(deadline);
     this.family.check(page, epoch);
-    const { settings } = epoch;
-    const stripes = await Promise.all(upTo(settings.stripes).map((stripe) => this.stripeNow(page, stripe)));
-    const sum = (i: number) => stripes.reduce((sum, words) => sum + Number(words[i]), 0);
+    const { settings: { stripes }, partitions } = epoch;
+    const places = await Promise.all(upTo(stripes).map((stripe) => {
+      const partition = (crc32(page) + stripe) % partitions;
+      return this.family.readOfHome('activity_now', partition, this.keys(partition, stripe, page), stripes, deadline);
+    }));
+    const sum = (i: number) => places.reduce((sum, words) => sum + Number(words[i]), 0);
     return { views: sum(0), visitors: sum(1) };
   }
 
-  private async stripeNow(page: string, stripe: number): Promise<unknown[]> {
-    const { settings, partitions } = await this.family.describe();
-    const partition = (crc32(page) + stripe) % partitions;
-    const keys = this.family.keys(partition, `views:${stripe}:${page}`, `visitors:${stripe}:${page}`);
-    return this.family.readOfHome('activity_now', partition, [], keys, settings.stripes);
+  /** @internal */
+  protected async countSum({ page, visitor }: View, views: Integer): Promise<void> {
+    const until = this.family.deadline();
+    for (let attempt = 1; ; attempt += 1) {
+      const epoch = await this.family.describe(until);
+      this.family.check(page, epoch);
+      const { settings: { stripes }, partitions: of } = epoch;
+      const stripe = crc32(visitor) % stripes;
+      const partition = (crc32(page) + stripe) % of;
+      try {
+        integerOf(page, await this.queue.push(partition, { of, until, page, visitor, stripe, stripes, views }));
+        return;
+      } catch (error) { // the visitor belongs to another stripe now
+        if (!(error instanceof NotCounted && error.text === OUTDATED) || attempt === ATTEMPTS) throw error;
+      }
+    }
   }
+
+  /** @internal */
+  protected idOf({ page }: View): string { return page; }
+
+  private keys(partition: number, stripe: number, page: string): string[] {
+    return this.family.keys(partition, `views:${stripe}:${page}`, `visitors:${stripe}:${page}`);
+  }
+
+  private async count(partition: number, touches: Touch[]): Promise<void> {
+    const places = new Map<string, Touch[]>();
+    for (const touch of touches) memo(places, `${touch.stripe}:${touch.page}`, () => [] as Touch[]).push(touch);
+    const groups = [...places.values()];
+    const { status, words } = await this.family.count('activity_touch', partition, touches, ({ stripes }) => {
+      if (touches.some((touch) => touch.stripes !== stripes)) throw new NotCounted('MISMATCH', OUTDATED, undefined, true);
+      const own = groups.flatMap(([first]) => this.keys(partition, first!.stripe, first!.page));
+      return {
+        keys: [...this.family.keys(partition, 'buffer', 'meta'), ...own],
+        args: [stripes, groups.length, ...groups.flatMap(placeOf)],
+      };
+    });
+    const results = status === 'DUP' ? repeated(groups.length, words[0]) : words.slice(1); // behind a total
+    groups.forEach((group, i) => group.forEach((touch) => (touch.word = results[i])));
+  }
+}
+
+/** Returns a place as the script takes it: its page, views and visitors. */
+function placeOf(touches: Touch[]): (Bytes | number)[] {
+  const views = touches.reduce((sum, touch) => sum + BigInt(touch.views), 0n);
+  return [touches[0]!.page, String(views), touches.length, ...touches.map(({ visitor }) => visitor)];
 }

@@ -1,13 +1,16 @@
 import type { Call } from './call.js';
-import { type Family, type Item, Queue, requestsOf, setWords } from './family.js';
-import { Later, type LaterOptions, type Pair } from './later.js';
-import type { Daemons } from './value.js';
+import { type Family, type Item, Queue, type Request, requestsOf, setWords } from './family.js';
+import { Later, type LaterOptions } from './later.js';
+import type { Daemons, Fallback, Fallbacks } from './value.js';
 import { type CounterfoilError, type Integer, NotCounted, checkId, checkInteger, integerOf, memo, repeated } from './values.js';
+
+/** An id and what to add to it. */
+export type Pair = readonly [id: string, delta: Integer];
 
 type Hit = Item & { partition: number; id: string; delta: Integer };
 
 /** A family of kind `buffered`: sums of deltas. */
-export class Buffered extends Later {
+export class Buffered extends Later<string> {
   private readonly queue = new Queue<Hit>((home, hits) => this.count(home, hits));
   private readonly keys = new Map<number, string[]>();
 
@@ -17,16 +20,9 @@ export class Buffered extends Later {
   /**
    * Adds `delta` to the counter. Concurrent calls share a round trip.
    * @returns what the counter has pending, i.e. not yet in MySQL; null if it was counted and that reply was lost
-   * @throws NotCounted (`BADID`, `BADARG`, `FULL`, `RANGE`, `OOM`, `no epoch`...), OutcomeUnknown or Misconfigured
+   * @throws NotCounted (`BADID`, `BADARG`, `FULL`, `RANGE`, `OOM`, `UNREACHABLE`...), OutcomeUnknown or Misconfigured
    */
-  async add(id: string, delta: Integer = 1): Promise<Integer | null> {
-    checkId(id);
-    checkInteger(delta);
-    const epoch = this.family.known ?? (await this.family.describe());
-    const partition = this.family.partition(id, epoch);
-    const hit: Hit = { partition, of: epoch.partitions, id, delta };
-    return integerOf(id, await this.queue.push(this.family, this.family.home(partition), hit));
-  }
+  async add(id: string, delta: Integer = 1): Promise<Integer | null> { return integerOf(id, await this.push(id, delta)); }
 
   /** Adds to many counters. Returns for each pair what `add` returns, or its error: they fail separately. */
   async addMany(pairs: Iterable<Pair> | Record<string, Integer>): Promise<(Integer | null | CounterfoilError)[]> {
@@ -49,31 +45,56 @@ export class Buffered extends Later {
    */
   async addOnce(request: string, id: string, delta: Integer = 1, epoch?: string): Promise<boolean> {
     checkId(request, 64);
-    checkId(id);
-    checkInteger(delta);
-    const known = this.family.known ?? (await this.family.describe());
-    const partition = this.family.partition(id, known, request);
-    const hit: Hit = { partition, of: known.partitions, id, delta, request: { name: request, epoch } };
-    const word = await this.queue.push(this.family, this.family.home(partition), hit);
+    const word = await this.push(id, delta, { name: request, epoch });
     const before = /^BEFORE:(.*)$/.exec(String(word));
     integerOf(id, before ? before[1] : word);
     return !before;
   }
 
-  /** Returns the exact value: what MySQL has, and what is pending. */
-  async value(id: string): Promise<Integer> { return this.daemons.value(this.family, id); }
+  /**
+   * Adds soon: sums up in this process, and sends the sums within `laterEvery`. A killed process loses what it has not sent.
+   * `flush` and `onError` report failures.
+   * @throws NotCounted (`BADID`, `BADARG`; `RANGE`: the sum is beyond 64 bits; `BUSY`: 100,000 sums wait; `CLOSED`)
+   */
+  later(id: string, delta: Integer = 1): void {
+    checkId(id);
+    if (this.family.known) this.family.check(id, this.family.known);
+    checkInteger(delta);
+    this.keep(id, id, delta);
+  }
+
+  /** Returns the exact value: what MySQL has, and what is pending; or the fallback, if none arrives in time. */
+  async value(id: string, fallback?: Fallback): Promise<Integer> { return this.daemons.value(this.family, id, fallback); }
 
   /** Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them. */
-  async values(ids: Iterable<string>): Promise<Integer[]> { return this.daemons.values(this.family, ids); }
+  async values(ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> {
+    return this.daemons.values(this.family, ids, fallback);
+  }
+
+  /** @internal */
+  protected countSum(id: string, n: Integer): Promise<unknown> { return this.add(id, n); }
+
+  /** @internal */
+  protected idOf(id: string): string { return id; }
+
+  /** Shares a call with others, and returns the word for this hit. */
+  private async push(id: string, delta: Integer, request?: Request): Promise<unknown> {
+    checkId(id);
+    checkInteger(delta);
+    const until = this.family.deadline();
+    const epoch = this.family.known ?? (await this.family.describe(until));
+    const partition = this.family.partition(id, epoch, request?.name);
+    const hit: Hit = { partition, of: epoch.partitions, until, id, delta, ...(request && { request }) };
+    return this.queue.push(this.family.home(partition), hit);
+  }
 
   /** Counts hits in one call. */
   private async count(home: number, hits: Hit[]): Promise<void> {
     const groups = new Map<number, Hit[]>();
     for (const hit of hits) memo(groups, hit.partition, () => [] as Hit[]).push(hit);
     const sorted = [...groups.values()].flat();
-    const work = requestsOf(sorted);
-    const build = () => this.call(groups, work.length);
-    const { status, words } = await this.family.count('buffered_add', home, hits[0]!.of, build, work);
+    const build = () => this.call(groups, requestsOf(sorted).length);
+    const { status, words } = await this.family.count('buffered_add', home, sorted, build);
     if (status === 'OK') { // without the total of each partition
       let next = 0;
       for (const group of groups.values()) {

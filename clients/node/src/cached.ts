@@ -1,6 +1,6 @@
-import { type Family, type Item, Queue, requestsOf, setWords } from './family.js';
-import type { Daemons } from './value.js';
-import { CounterfoilError, type Integer, NotCounted } from './values.js';
+import { type Family, type Item, Queue, type Request, requestsOf, setWords } from './family.js';
+import type { Daemons, Fallback, Fallbacks } from './value.js';
+import { CounterfoilError, type Integer, NotCounted, UNCONFIGURED } from './values.js';
 import { checkId, checkInteger, integer, integerOf, memo, uniqueName } from './values.js';
 
 /** How often a counter may be deleted between its seed and its change. */
@@ -19,8 +19,8 @@ export class Cached {
   private readonly queue = new Queue<Change>((partition, changes) => this.count(partition, changes));
   private readonly seeds = new Map<string, Promise<unknown>>();
 
-  /** @internal */
-  readRow: ReadRow = async (id) => (await this.daemons.find(this.family, [id]))[0]!;
+  /** @internal Without one a daemon reads the row. */
+  readRow: ReadRow | undefined;
 
   /** @internal */
   constructor(private readonly family: Family, private readonly daemons: Daemons) {}
@@ -31,7 +31,7 @@ export class Cached {
    */
   async incr(id: string, delta: Integer = 1): Promise<Integer> {
     checkInteger(delta);
-    return this.seeded(id, (partition, of) => this.queue.push(this.family, partition, { id, of, change: String(delta) }));
+    return this.change(id, String(delta));
   }
 
   /**
@@ -42,8 +42,7 @@ export class Cached {
   async incrOnce(request: string, id: string, delta: Integer = 1, epoch?: string): Promise<Integer> {
     checkId(request, 64);
     checkInteger(delta);
-    const change = { id, change: String(delta), request: { name: request, epoch } };
-    return this.seeded(id, (partition, of) => this.queue.push(this.family, partition, { ...change, of }));
+    return this.change(id, String(delta), { name: request, epoch });
   }
 
   /** Returns the epoch to store with a job before its first run, and to pass to `incrOnce` in each run. */
@@ -52,30 +51,39 @@ export class Cached {
   /** Sets the counter, within its bounds, and returns the new value. */
   async set(id: string, value: Integer): Promise<Integer> {
     checkInteger(value);
-    return this.seeded(id, (partition, of) => this.queue.push(this.family, partition, { id, of, change: `=${value}` }));
+    return this.change(id, `=${value}`);
   }
 
   /** Returns the value. */
   async get(id: string): Promise<Integer> {
-    return this.seeded(id, async (partition) => {
+    const until = this.family.deadlineOfRead();
+    return this.seeded(id, until, async (partition) => {
       const args = [1, '', uniqueName(), id];
       const keys = this.family.keys(partition, 'base', 'buffer', 'batch', 'meta');
-      const [word] = await this.family.read('cached_get', () => ({ keys, args }));
-      if (String(word) !== 'UNCONFIGURED') return word;
-      throw new NotCounted('UNCONFIGURED', `${this.family.name} in the partition of ${id}`, undefined, true);
+      const [word] = await this.family.read('cached_get', { keys, args }, until);
+      if (String(word) !== UNCONFIGURED) return word;
+      throw new NotCounted(UNCONFIGURED, `${this.family.name} in the partition of ${id}`, undefined, true);
     });
   }
 
   /** Returns the exact value like that of a buffered counter: it gives the counter no base, and needs no `readRow`. */
-  async value(id: string): Promise<Integer> { return this.daemons.value(this.family, id); }
+  async value(id: string, fallback?: Fallback): Promise<Integer> { return this.daemons.value(this.family, id, fallback); }
 
   /** Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them. */
-  async values(ids: Iterable<string>): Promise<Integer[]> { return this.daemons.values(this.family, ids); }
+  async values(ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> {
+    return this.daemons.values(this.family, ids, fallback);
+  }
+
+  private async change(id: string, change: string, request?: Request): Promise<Integer> {
+    const until = this.family.deadline();
+    const item = { until, id, change, ...(request && { request }) };
+    return this.seeded(id, until, (partition, of) => this.queue.push(partition, { ...item, of }));
+  }
 
   /** Makes a call, and again after a seed where the counter had no base. */
-  private async seeded(id: string, call: (partition: number, of: number) => Promise<unknown>): Promise<Integer> {
+  private async seeded(id: string, until: number, call: (partition: number, of: number) => Promise<unknown>): Promise<Integer> {
     checkId(id);
-    const epoch = await this.family.describe();
+    const epoch = await this.family.describe(until);
     const partition = this.family.partition(id, epoch);
     for (let seeds = 0; ; seeds += 1) {
       const words = String(await call(partition, epoch.partitions)).replace(/^BEFORE:/, '');
@@ -84,17 +92,17 @@ export class Cached {
       if (word !== 'MISS' || seeds === SEEDS) return integerOf(id, word)!;
       // callers that missed it with the same ticket share one read of its row
       const key = `${rest[0]} ${id}`;
-      await memo(this.seeds, key, () => this.seed(partition, id, rest[0]!).finally(() => this.seeds.delete(key)));
+      await memo(this.seeds, key, () => this.seed(partition, id, rest[0]!, until).finally(() => this.seeds.delete(key)));
     }
   }
 
-  private async seed(partition: number, id: string, ticket: string): Promise<void> {
+  private async seed(partition: number, id: string, ticket: string, until: number): Promise<void> {
     try {
-      const read = await this.readRow(id);
+      const read = this.readRow ? await this.readRow(id) : (await this.daemons.find(this.family, [id], until))[0]!;
       const row = read === null ? '-' : integer(String(read)); // drivers return texts, too
       if (row !== '-') checkInteger(row);
       const keys = [...this.family.keys(this.family.home(partition), 'calls'), ...this.family.keys(partition, 'base')];
-      const [word] = await this.family.read('cached_seed', () => ({ keys, args: ['', id, ticket, String(row)] }));
+      const [word] = await this.family.read('cached_seed', { keys, args: ['', id, ticket, String(row)] }, until);
       if (word === 'NOROW' || word === 'BEYOND') throw new NotCounted(word, id);
     } catch (cause) {
       throw cause instanceof CounterfoilError ? cause : new NotCounted('readRow', (cause as Error).message, cause);
@@ -103,11 +111,10 @@ export class Cached {
 
   private async count(partition: number, changes: Change[]): Promise<void> {
     const pairs = changes.flatMap(({ id, change }) => [id, change]);
-    const work = requestsOf(changes);
-    const { status, words } = await this.family.count('cached_incr', partition, changes[0]!.of, () => ({
+    const { status, words } = await this.family.count('cached_incr', partition, changes, () => ({
       keys: this.family.keys(partition, 'base', 'buffer', 'batch', 'meta'),
-      args: [work.length, changes.length, ...pairs],
-    }), work);
+      args: [requestsOf(changes).length, changes.length, ...pairs],
+    }));
     setWords(this.family, this.family.home(partition), changes, status === 'DUP' ? String(words[0]).split(' ') : words);
   }
 }

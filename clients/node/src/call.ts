@@ -1,14 +1,20 @@
 import { createHash } from 'node:crypto';
-import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
+import { Outage, PROBE_MS } from './outage.js';
 import type { Redis } from './redis.js';
-import { type Bytes, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
+import { SCRIPTS } from './scripts.js';
+import { type Bytes, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, UNREACHABLE, memo } from './values.js';
 
-const TEMPORARY = /^(no reply|unreachable|LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN|READONLY|MOVED|ASK)$/;
+const NO_REPLY = 'no reply';
+/** The server serves no call. */
+const AWAY = /^(no reply|UNREACHABLE|LOADING|BUSY|CLUSTERDOWN|MASTERDOWN)$/;
+const TEMPORARY = /^(NOREPLICAS|TRYAGAIN|READONLY|MOVED|ASK)$/;
 const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
 /** Not executed, and a repeat would be refused as well. A call that ended with any other code may be executed in part. */
 const [FOR_NOW, FOR_GOOD] = [/^(OOM|MISCONF)$/, /^(WRONGTYPE|BADSTATE)$/];
+
+/** How often waits for replies are ended. */
+const TICK_MS = 10;
 
 /** The reply on a connection that Redis closes again. */
 const FULL = 'ERR max number of clients';
@@ -20,38 +26,42 @@ export type Call = { keys: string[]; args: (Bytes | number)[] };
 export type Reply = { status: string; words: unknown[]; isRepeat: boolean };
 
 /** A call that waits for its reply. */
-type Wait = { until: number; reject(error: Error): void };
+type Wait = { until: number; end(): void };
 
-const scripts = new Map<string, ReturnType<typeof load>>();
+const hashes = new Map<string, string>();
 
-function load(name: string) {
-  try {
-    const source = readFileSync(join(__dirname, '..', 'lua', `${name}.lua`));
-    return { source: source.toString(), sha1: createHash('sha1').update(source).digest('hex') };
-  } catch (cause) {
-    throw new Misconfigured('SCRIPTS', 'a bundler must leave counterfoil external, or it does not find its scripts', cause);
-  }
-}
+const sha1Of = (script: string): string => memo(hashes, script, () => createHash('sha1').update(SCRIPTS[script]!).digest('hex'));
 
 /** Sends calls until a reply arrives. */
 export class Sender {
   /** Callers without a call in flight, and the numbers of their last ones. Redis remembers each name, so they are used again. */
   readonly callers: { name: string; n: number }[] = [];
 
-  /** In the order of their ends. */
+  /** By the partition at which a call is aimed in a cluster, or one for the server. */
+  private readonly outages = new Map<string, Outage>();
   private readonly waits = new Set<Wait>();
   private timer: NodeJS.Timeout | undefined;
+  /** When all calls end at the latest. */
+  private end = Infinity;
 
   constructor(readonly redis: Redis, private readonly timeout: number, readonly retryFor: number) {}
 
-  /** Sends the call, and repeats it as it is until `deadline`. `counts`: the outcome matters if no reply arrives. `lost`: none did. */
-  async send(name: string, { keys, args }: Call, counts: boolean, deadline: number, lost = false): Promise<Reply> {
-    const { source, sha1 } = memo(scripts, name, () => load(name));
-    let command = ['EVALSHA', sha1, keys.length, ...keys, ...args].map(word);
-    for (let pause = 5; ; pause = Math.min(2 * pause, 50)) {
+  /**
+   * Sends the call, and repeats it as it is until `deadline`. Nothing is sent later, or in an outage. `counts`: the outcome
+   * matters if no reply arrives.
+   */
+  async send(name: string, { keys, args }: Call, counts: boolean, deadline: number): Promise<Reply> {
+    const outage = this.outageOf(keys[0]!);
+    const begun = performance.now();
+    const left = () => Math.min(deadline, this.end) - performance.now();
+    if (left() <= 0) throw outage?.error ?? new NotCounted('TIMEOUT', 'it waited too long for other calls', undefined, true);
+    let command = ['EVALSHA', sha1Of(name), keys.length, ...keys, ...args].map(word);
+    for (let pause = 5, lost = false; ; pause = Math.min(2 * pause, 50)) {
+      const known = this.redis.state() === 'closed' ? undefined : outage?.error;
+      if (known) throw failure(known, known.reason, counts, lost);
       const connection = this.redis.connection();
       try {
-        const reply = await this.once(command, keys[0]!);
+        const reply = await this.once(command, keys[0]!, left());
         const [status, ...words] = Array.isArray(reply) ? reply : [`unexpected reply ${reply}`];
         return { status: String(status), words, isRepeat: lost || (counts && this.redis.connection() !== connection) };
       } catch (thrown) {
@@ -59,45 +69,71 @@ export class Sender {
         const code = codeOf(error);
         // a refusal tells nothing about what the library may have sent before
         const mayFollowAnother = (!connection && code !== 'NOSCRIPT') || this.redis.connection() !== connection;
-        if (counts && (code === 'no reply' || (mayFollowAnother && !(error instanceof CounterfoilError)))) lost = true;
-        if (code === 'NOSCRIPT') command = ['EVAL', source, ...command.slice(2)];
+        if (counts && (code === NO_REPLY || (mayFollowAnother && !(error instanceof CounterfoilError)))) lost = true;
+        const isAway = AWAY.test(code);
+        if (code === 'NOSCRIPT') command = ['EVAL', SCRIPTS[name]!, ...command.slice(2)];
         else if (!this.redis.isCluster && /^(MOVED|ASK)$/.test(code) && !lost) {
           throw new Misconfigured(code, `use a client for a cluster: ${error.message}`, error);
-        } else if (TEMPORARY.test(code) && performance.now() < deadline) await sleep(pause);
-        else throw failure(error, code, counts, lost);
+        } else if ((isAway || TEMPORARY.test(code)) && left() > pause) await sleep(pause);
+        else {
+          const isLong = performance.now() - begun > this.retryFor / 4; // or it had little time left, and shows nothing
+          if (isAway && isLong) outage?.begin(code === NO_REPLY ? UNREACHABLE : code, textOf(error), begun);
+          throw failure(error, code, counts, lost);
+        }
       }
     }
   }
 
-  /** Sends a command once, and waits for its reply until the timeout. */
-  private once(command: (string | Buffer)[], key: string): Promise<unknown> {
+  /** Tries once to end each outage, and then lets all calls end within `ms`, until `work` has settled. */
+  async endWithin<T>(ms: number, work: () => Promise<T>): Promise<T> {
+    this.end = performance.now() + ms;
+    for (const wait of this.waits) wait.until = Math.min(wait.until, this.end);
+    await Promise.all([...this.outages.values()].map((outage) => outage.retry()));
+    return work().finally(() => { this.end = Infinity; });
+  }
+
+  /** Returns that of a server, and in a cluster that of the partition of a key. Keys of no partition have none. */
+  private outageOf(key: string): Outage | undefined {
+    const [partition] = /^cf1:\{.*?\}/.exec(key) ?? [];
+    if (!partition) return undefined;
+    return memo(this.outages, this.redis.isCluster ? partition : '', () => new Outage('Redis', () => this.probe(partition)));
+  }
+
+  /** Asks for the epoch of a partition. Returns whether there is a reply, or nothing to ask any more. */
+  private async probe(partition: string): Promise<boolean> {
+    const keys = ['calls', 'calls_before', 'requests', 'requests_before'].map((name) => `${partition}:${name}`);
+    const command = ['EVALSHA', sha1Of('family_epoch'), String(keys.length), ...keys, '', '', '', ''];
+    return this.once(command, keys[0]!, PROBE_MS).then(() => true, (error) => !AWAY.test(codeOf(error)));
+  }
+
+  /** Sends a command once, and waits for its reply for `ms`, or for the timeout if that is less. */
+  private async once(command: (string | Buffer)[], key: string, ms: number): Promise<unknown> {
     const state = this.redis.state();
     if (state === 'closed') throw new Misconfigured('CLOSED', 'connect it; node-redis needs a reconnectStrategy');
-    const { failure } = this.redis;
-    const isUntrusted = /CERT|VERIFY_LEAF/.test((failure as NodeJS.ErrnoException | undefined)?.code ?? '');
-    const hint = isUntrusted ? ': the option tlsCa names the authority of the server, tlsVerify: false accepts any' : '';
-    const why = `the client is not connected${failure ? `: ${failure.message || failure}${hint}` : ''}`;
-    if (state === 'away') throw new NotCounted('unreachable', why, failure, true);
+    if (state === 'away') throw unreachable(this.redis.failure);
     return new Promise((resolve, reject) => {
-      const wait: Wait = { until: performance.now() + this.timeout, reject };
+      const [begun, most] = [performance.now(), Math.min(this.timeout, ms)];
+      const end = () => reject(new Error(`no reply within ${Math.round(performance.now() - begun)} ms`));
+      const wait: Wait = { until: begun + most, end };
       this.waits.add(wait);
-      if (!this.timer) this.endWaits();
+      this.watch();
       this.redis.send(command, key).then(resolve, reject).finally(() => this.waits.delete(wait));
     });
   }
 
-  /** Ends the waits that are over, and sets the timer for the next one: one for each call would be slow. */
-  private endWaits(): void {
-    this.timer = undefined;
-    for (const wait of this.waits) {
-      const left = wait.until - performance.now();
-      if (left > 0) {
-        this.timer = setTimeout(() => this.endWaits(), left).unref();
-        return;
+  /** Ends the waits that are over, by one timer: one for each call would be slow. */
+  private watch(): void {
+    const endWaits = () => {
+      this.timer = undefined;
+      for (const wait of this.waits) {
+        if (wait.until > performance.now()) continue;
+        this.waits.delete(wait);
+        wait.end();
       }
-      this.waits.delete(wait);
-      wait.reject(new Error(`no reply within ${this.timeout} ms`));
-    }
+      if (this.waits.size > 0) this.watch();
+    };
+    // where the process was busy, replies that have arrived are read first
+    this.timer ??= setTimeout(() => setImmediate(endWaits), TICK_MS).unref();
   }
 }
 
@@ -105,18 +141,29 @@ export class Sender {
 const word = (word: Bytes | number): string | Buffer =>
   word instanceof Uint8Array ? Buffer.from(word.buffer, word.byteOffset, word.byteLength) : String(word);
 
+/** Returns the error of a client without a connection; `cause` is why, if that is known. */
+function unreachable(cause?: NodeJS.ErrnoException): NotCounted {
+  const isUntrusted = /CERT|VERIFY_LEAF/.test(cause?.code ?? '');
+  const hint = isUntrusted ? ': the option tlsCa names the authority of the server, tlsVerify: false accepts any' : '';
+  const why = cause ? cause.message || cause.code || cause.name : 'the client is not connected'; // that of several addresses is empty
+  return new NotCounted(UNREACHABLE, why + hint, cause, true);
+}
+
 /** Returns the code of an error that Redis sent, or why there is none. Errors of the libraries begin with no code. */
 function codeOf(error: Error): string {
   if (error instanceof CounterfoilError) return error.reason;
-  if (error.message.startsWith(FULL)) return 'unreachable';
+  if (error.message.startsWith(FULL)) return UNREACHABLE;
   // Redis 6.2 wraps the errors of commands in a script. A bundler may have renamed the class of the error.
-  return /^(?:ERR Error running script.*? -)?([A-Z]{3,})\b/.exec(error.message)?.[1] ?? 'no reply';
+  return /^(?:ERR Error running script.*? -)?([A-Z]{3,})\b/.exec(error.message)?.[1] ?? NO_REPLY;
 }
 
+const textOf = (error: Error): string => (error instanceof CounterfoilError ? error.text : error.message);
+
 function failure(error: Error, code: string, counts: boolean, lost: boolean): CounterfoilError {
-  if (lost) return new OutcomeUnknown(code, error.message, error);
+  if (lost) return new OutcomeUnknown(code, textOf(error), error);
   if (error instanceof CounterfoilError) return error;
   if (MISCONFIGURED.test(code) || (code === 'NOPERM' && !counts)) return new Misconfigured(code, error.message, error);
-  if (TEMPORARY.test(code) || FOR_NOW.test(code)) return new NotCounted(code, error.message, error, true);
+  if (code === NO_REPLY && !counts) return new NotCounted(UNREACHABLE, error.message, error, true);
+  if (AWAY.test(code) || TEMPORARY.test(code) || FOR_NOW.test(code)) return new NotCounted(code, error.message, error, true);
   return new (FOR_GOOD.test(code) || !counts ? NotCounted : OutcomeUnknown)(code, error.message, error);
 }

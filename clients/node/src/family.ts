@@ -1,16 +1,14 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { crc32 } from 'node:zlib';
 import type { Call, Reply, Sender } from './call.js';
-import { MAX_N, MAX_STEP, NO_CALENDAR, type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown } from './values.js';
+import { MAX_N, MAX_STEP, NO_CALENDAR, type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, UNCONFIGURED } from './values.js';
 import { checkId, memo, randomStep, uniqueName } from './values.js';
 
 const REQUESTS = ['requests', 'requests_before'];
 const FRESH_MS = 30_000;
-const HINT =
-  'no daemon has configured it in this Redis: start the daemon, or declare the family in its counterfoil.toml; or its name, ' +
-  'the server or the database number is wrong';
 /** How long a daemon may take to configure what is wanted. */
 const CONFIGURED_WITHIN_MS = 3_000;
+const ANNOUNCE_MS = 400;
 const WANTED = 'cf1:wanted';
 const ATTEMPTS = 5;
 /** Calls of a queue at a time. */
@@ -48,7 +46,7 @@ export class Family {
 
   keys(partition: number, ...names: string[]): string[] { return names.map((name) => `cf1:{${this.name}/${partition}}:${name}`); }
 
-  async describe(): Promise<Epoch> { return this.known ?? this.epoch(0); }
+  async describe(deadline: number): Promise<Epoch> { return this.known ?? this.epoch(0, deadline); }
 
   /** Refuses an id that can have no row. */
   check(id: string, { ids, settings }: Epoch): void {
@@ -65,39 +63,32 @@ export class Family {
   /** Returns the partition that remembers the callers of calls in this one. */
   home(partition: number): number { return this.sender.redis.isCluster ? partition : 0; }
 
-  get retryFor(): number { return this.sender.retryFor; }
+  /** Returns when a call that counts ends at the latest. */
+  deadline(): number { return performance.now() + this.sender.retryFor; }
 
-  deadline(): number { return performance.now() + this.retryFor; }
+  /** Returns when a read ends at the latest: a page waits for several. */
+  deadlineOfRead(): number { return performance.now() + this.sender.retryFor / 2; }
 
-  /** Makes a call that may be executed any number of times, and returns the words after `OK`. */
-  async read(script: string, build: Build): Promise<unknown[]> {
-    return (await this.count(script, 0, undefined, build, [], false)).words;
-  }
-
-  /**
-   * Makes a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`, one of as many
-   * as `of`. One that does not `count` has no caller, and may be executed any number of times.
-   */
-  async count(script: string, partition: number, of: number | undefined, build: Build, work: Work[] = [], counts = true): Promise<Reply> {
+  /** Counts items in a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`. */
+  async count(script: string, partition: number, items: Item[], build: Build): Promise<Reply> {
     const { callers, redis } = this.sender;
     const home = this.home(partition);
-    const deadline = this.deadline();
-    for (let attempt = 1, lost = false; ; attempt += 1) {
-      const { current, generation, partitions, settings, fence } = await this.epoch(home, deadline, lost);
-      if (counts && partitions !== of) { // the reconciler may not drain the one that was chosen
-        throw new (lost ? OutcomeUnknown : Misconfigured)('MISMATCH', `${this.name} has ${partitions} partitions now, not ${of}`);
+    const { of } = items[0]!;
+    const until = Math.min(...items.map((item) => item.until));
+    const work = requestsOf(items);
+    for (let attempt = 1; ; attempt += 1) {
+      const { current, generation, partitions, settings, fence } = await this.epoch(home, until);
+      if (partitions !== of) { // the reconciler may not drain the one that was chosen
+        throw new Misconfigured('MISMATCH', `${this.name} has ${partitions} partitions now, not ${of}`);
       }
-      const caller = callers.pop() ?? { name: uniqueName(), n: 0 };
       const call = build(settings);
-      if (counts) {
-        caller.n += randomStep();
-        call.keys = [...fence, ...call.keys, ...(work.length > 0 ? this.keys(home, ...REQUESTS) : [])];
-        const requests = work.flatMap(({ item, name, epoch }) => [item, name, epoch ?? generation]);
-        call.args = [caller.name, caller.n, current, '', ...call.args, ...requests];
-      }
-      const reply = await this.sender.send(script, call, counts, deadline, lost);
+      const caller = callers.pop() ?? { name: uniqueName(), n: 0 };
+      caller.n += randomStep();
+      call.keys = [...fence, ...call.keys, ...(work.length > 0 ? this.keys(home, ...REQUESTS) : [])];
+      const requests = work.flatMap(({ item, name, epoch }) => [item, name, epoch ?? generation]);
+      call.args = [caller.name, caller.n, current, '', ...call.args, ...requests];
+      const reply = await this.sender.send(script, call, true, until);
       const { status, isRepeat } = reply;
-      lost = isRepeat;
       if (status !== 'PASSED' && caller.n <= MAX_N - MAX_STEP) callers.push(caller);
       if (status === 'OK' || status === 'DUP') return reply;
       if (status === 'EXPIRED' || status === 'MISMATCH') this.epochs.delete(home);
@@ -107,18 +98,22 @@ export class Family {
     }
   }
 
+  /** Makes a call that may be executed any number of times, and returns the words after `OK`. */
+  async read(script: string, call: Call, deadline: number): Promise<unknown[]> {
+    const { status, words } = await this.sender.send(script, call, false, deadline);
+    if (status === 'OK') return words;
+    throw new NotCounted(status, `${script} of ${this.name}`, undefined, status === NO_CALENDAR);
+  }
+
   /** Makes a read that needs the settings at the home of a partition's calls, and returns the words after `OK`. */
-  async readOfHome(script: string, partition: number, names: string[], keys: string[], arg: string | number): Promise<unknown[]> {
+  async readOfHome(script: string, partition: number, keys: string[], arg: string | number, deadline: number): Promise<unknown[]> {
     const home = this.home(partition);
-    const call: Call = { keys: [...this.keys(home, 'calls', ...names), ...keys], args: [arg, ''] };
-    for (let attempt = 1; ; attempt += 1, await sleep(100)) {
-      const { status, words } = await this.sender.send(script, call, false, this.deadline());
-      if (status === 'OK') return words;
-      if (status !== 'MISMATCH' || attempt === ATTEMPTS) {
-        throw new NotCounted(status, `${script} ${arg} of ${this.name}`, undefined, status === NO_CALENDAR);
-      }
-      await this.ask(home); // Redis was emptied, or the settings have changed
-    }
+    const call: Call = { keys: [...this.keys(home, 'calls'), ...keys], args: [arg, ''] };
+    return this.read(script, call, deadline).catch(async (error: CounterfoilError) => {
+      if (error.reason !== 'MISMATCH') throw error;
+      await this.ask(home, deadline); // Redis was emptied, or the settings have changed
+      return this.read(script, call, deadline);
+    });
   }
 
   /** Forgets the epoch of a home: Redis has another generation of requests. */
@@ -128,60 +123,61 @@ export class Family {
   async requestEpoch(request: string, id: string): Promise<string> {
     checkId(request, 64);
     checkId(id);
-    return (await this.ask(this.home(this.partition(id, await this.describe(), request)))).generation;
+    const deadline = this.deadline();
+    const partition = this.partition(id, await this.describe(deadline), request);
+    return (await this.ask(this.home(partition), deadline)).generation;
   }
 
-  /** Returns an epoch of this home that was asked for within 30 s. `lost`: a call may have been executed before. */
-  epoch(home: number, deadline = this.deadline(), lost = false): Epoch | Promise<Epoch> {
+  /** Returns an epoch of this home that was asked for within 30 s. */
+  epoch(home: number, deadline: number): Epoch | Promise<Epoch> {
     const epoch = this.epochs.get(home);
     if (epoch && performance.now() < epoch.askedAt + FRESH_MS) return epoch;
-    const asked = memo(this.asking, home, () => this.ask(home, deadline).finally(() => this.asking.delete(home)));
-    return asked.catch((error) => {
-      throw lost ? new OutcomeUnknown('no epoch', error.message, error) : error;
-    });
+    return memo(this.asking, home, () => this.ask(home, deadline).finally(() => this.asking.delete(home)));
   }
 
-  /** Asks Redis for the epoch of this home. */
-  async ask(home: number, deadline = this.deadline()): Promise<Epoch> {
+  /** Asks Redis for the epoch of this home, for a while if the family is not configured. */
+  async ask(home: number, deadline: number): Promise<Epoch> {
     const fence = this.keys(home, 'calls', 'calls_before');
     for (const until = Math.min(performance.now() + CONFIGURED_WITHIN_MS, deadline); ; await sleep(50)) {
       const askedAt = performance.now();
       const call: Call = { keys: [...fence, ...this.keys(home, ...REQUESTS)], args: [this.kind, this.known?.partitions ?? '', '', ''] };
-      const { status, words } = await this.sender.send('family_epoch', call, false, deadline).catch((cause) => {
-        throw cause.temporary ? new NotCounted('no epoch', cause.message, cause, true) : cause; // not sent
-      });
+      const { status, words } = await this.sender.send('family_epoch', call, false, deadline);
+      const [first = '', second = '', , partitions, description = '{}'] = words.map(String);
       if (status === 'OK') {
-        const [current = '', generation = '', , partitions, description = '{}'] = words.map(String);
         const settings: Settings = JSON.parse(description);
         const ids = new RegExp(`^(?:${settings.ids})$`, 'u');
-        this.known = { current, generation, partitions: Number(partitions), settings, ids, fence, askedAt };
+        this.known = { current: first, generation: second, partitions: Number(partitions), settings, ids, fence, askedAt };
         this.epochs.set(home, this.known);
         return this.known;
       }
-      if (status === 'UNCONFIGURED') {
-        const why = await this.announce(deadline);
-        if (performance.now() < until) continue;
-        throw new NotCounted(status, `${this.name}: ${HINT}${why}`, undefined, true);
+      if (status === UNCONFIGURED) {
+        if (first) throw new Misconfigured(status, `the daemon refuses ${this.name}: ${first}`);
+        const hint = await this.announce();
+        if (performance.now() + 50 < until) continue;
+        throw new NotCounted(status, `no daemon has configured ${this.name}: ${hint}`, undefined, true);
       }
+      const before = this.known?.partitions;
       this.known = undefined;
       this.epochs.clear();
-      throw new Misconfigured(status, `${this.name} is another family than a ${this.kind} one: ${words}`);
+      const difference = first === this.kind ? `has ${second} partitions now, not ${before}` : `is ${first}, not ${this.kind}`;
+      throw new Misconfigured(status, `${this.name} ${difference}`);
     }
   }
 
-  /** Announces the family to the daemon, which may know it. Returns why that failed. */
-  private async announce(deadline: number): Promise<string> {
+  /** Announces the family to the daemon, which may know it. Returns what to do if it does not. */
+  private async announce(): Promise<string> {
     try {
-      const { status } = await this.sender.send('family_want', { keys: [WANTED], args: [this.name] }, false, deadline);
-      return status === 'OK' ? '' : `; ${WANTED} is full, since no daemon takes names`;
+      const call = { keys: [WANTED], args: [this.name] };
+      const { status } = await this.sender.send('family_want', call, false, performance.now() + ANNOUNCE_MS);
+      return status === 'OK' ? 'declare it in counterfoil.toml, and run the daemon' : `${WANTED} is full, since no daemon takes names`;
     } catch (error) {
-      return `; the daemon was not asked for it: ${(error as Error).message}`;
+      return `it was not asked for it: ${(error as Error).message}`;
     }
   }
 }
 
-/** An item to count in one of `of` partitions, perhaps for a request, and the word that a script returned for it. */
-export type Item = { of: number; request?: Request; word?: unknown };
+/** An item to count in one of `of` partitions until a time, perhaps for a request, and the word that a script returned for it. */
+export type Item = { of: number; until: number; request?: Request; word?: unknown };
 
 /** The name of a request, and the generation that is stored with it. */
 export type Request = { name: string; epoch: string | undefined };
@@ -199,8 +195,8 @@ export function setWords(family: Family, home: number, items: Item[], words: unk
 /** Counts items in one call, and sets the word of each. */
 type Count<Some> = (key: number, items: Some[]) => Promise<unknown>;
 
-/** An item, until when it may wait for a call, and how its caller is notified. */
-type Waiting<Some> = { item: Some; until: number; resolve(word: unknown): void; reject(error: unknown): void };
+/** An item that waits for a call, and how its caller is notified. */
+type Waiting<Some> = { item: Some; resolve(word: unknown): void; reject(error: unknown): void };
 
 /** The items of a key: those that wait, and how many are in how many calls. */
 type Line<Some> = { waiting: Waiting<Some>[]; calls: number; inFlight: number };
@@ -215,10 +211,10 @@ export class Queue<Some extends Item> {
   constructor(private readonly count: Count<Some>, private readonly limit = 1000) {}
 
   /** Counts the item, and returns its word. */
-  push(family: Family, key: number, item: Some): Promise<unknown> {
+  push(key: number, item: Some): Promise<unknown> {
     const line = memo(this.lines, `${key}/${item.of}`, () => ({ waiting: [], calls: 0, inFlight: 0 }) as Line<Some>);
     return new Promise((resolve, reject) => {
-      line.waiting.push({ item, until: family.deadline(), resolve, reject });
+      line.waiting.push({ item, resolve, reject });
       if (line.waiting.length === 1) queueMicrotask(() => this.fill(key, line)); // items of one tick share a call
     });
   }
@@ -237,13 +233,8 @@ export class Queue<Some extends Item> {
     try {
       await this.count(key, sent.map(({ item }) => item));
       for (const { item, resolve } of sent) resolve(item.word);
-    } catch (thrown) {
-      for (const { reject } of sent) reject(thrown);
-      // those that have waited as long would wait as long again
-      const error = thrown as CounterfoilError;
-      const late = line.waiting.filter(({ until }) => until < performance.now());
-      line.waiting.splice(0, late.length);
-      for (const { reject } of late) reject(new NotCounted(error.reason, error.message, error, true));
+    } catch (error) {
+      for (const { reject } of sent) reject(error);
     }
     line.calls -= 1;
     line.inFlight -= sent.length;

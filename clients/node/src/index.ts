@@ -1,29 +1,32 @@
 import { Activity } from './activity.js';
-import { Buffered } from './buffered.js';
+import { Buffered, type Pair } from './buffered.js';
 import { Cached, type ReadRow } from './cached.js';
 import { Sender } from './call.js';
 import { Family } from './family.js';
-import type { OnError, Pair } from './later.js';
-import { type Address, type Redis, type RedisClient, TIMEOUT_MS, connect, wrap } from './redis.js';
+import { Later, type OnError } from './later.js';
+import { type Address, type ConnectionOptions, type Redis, type RedisClient, connect, timesOf, wrap } from './redis.js';
 import { Series, type Slice } from './series.js';
-import { Daemons } from './value.js';
+import { Daemons, type Fallback, type Fallbacks } from './value.js';
 import { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
 import type { Bytes, Integer } from './values.js';
 import { Visitors } from './visitors.js';
 
 export { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown };
-export type { Activity, Address, Buffered, Bytes, Cached, Integer, OnError };
+export type { Activity, Address, Buffered, Bytes, Cached, Fallback, Fallbacks, Integer, OnError };
 export type { Pair, ReadRow, RedisClient, Series, Slice, Visitors };
+
+/** How long sums may take at the end of a process, where the connection takes a second more. */
+const END_MS = 4_000;
 
 /** Times are in milliseconds. */
 export interface Options {
-  /** How long a call is repeated that has no reply, at most 30 s. Defaults to 10 s. */
+  /** When a call that counts ends at the latest, at most 30 s. A read ends within half of it. Defaults to 1 s. */
   retryFor?: number;
-  /** How long a reply may take, before the call is sent again. Defaults to 2 s. */
+  /** How long a reply may take, before the call is sent again. Defaults to 400 ms, or less with a short `retryFor`. */
   timeout?: number;
   /** How long `later` collects before it sends. Defaults to 5 ms. */
   laterEvery?: number;
-  /** Is called for what `later` took and was not counted, with the family's full name. */
+  /** Is called for what `later` took and was not counted, with the family's full name. Without it a warning is emitted. */
   onError?: OnError;
   /**
    * The URL of the daemon, such as `http://127.0.0.1:9292`, or those of several: for exact values, and for rows of cached
@@ -34,33 +37,26 @@ export interface Options {
   token?: string;
 }
 
-/** Options with the library to connect by, and those of TLS. */
-export type ConnectOptions = Options & {
-  library?: 'ioredis' | 'redis';
-  /** With `rediss://` the file of the authority that signed the server's certificate, in PEM. */
-  tlsCa?: string;
-  /** False accepts any certificate. */
-  tlsVerify?: boolean;
-};
+export type ConnectOptions = Options & ConnectionOptions;
 
 /** The families of a namespace in a Redis. A process has one for its lifetime. */
 export class Counterfoil {
-  private readonly sender: Sender;
-  private readonly daemons: Daemons;
+  /** @internal */
+  protected sender: Sender;
+  /** @internal */
+  protected daemons: Daemons;
   private readonly families = new Map<string, unknown>();
 
   /** Counts over the application's client of ioredis or node-redis, standalone or cluster. Throws `Misconfigured`. */
   constructor(redis: RedisClient | Redis, private readonly namespace: string, private readonly options: Options = {}) {
-    const { retryFor = 10_000, timeout = TIMEOUT_MS } = options;
-    const areTimes = retryFor > 0 && retryFor <= 30_000 && timeout > 0;
-    if (!areTimes) throw new Misconfigured('OPTIONS', 'expected retryFor of 1 to 30000 ms, and a positive timeout');
+    const { retryFor, timeout } = timesOf(options);
     this.sender = new Sender(wrap(redis), timeout, retryFor);
-    this.daemons = new Daemons(options.daemon, options.token);
+    this.daemons = new Daemons(options.daemon, options.token, retryFor);
   }
 
   /**
-   * Connects to a URL, the path of a Unix socket, or a cluster by `host:port` or `rediss://host:port` of some nodes. It uses `library`, by default
-   * ioredis if it is installed, and otherwise `redis`. `close` ends the connection.
+   * Connects to a URL, the path of a Unix socket, or a cluster by `host:port` or `rediss://host:port` of some nodes. `close` ends
+   * the connection.
    */
   static async connect(address: Address, namespace: string, options: ConnectOptions = {}): Promise<Counterfoil> {
     return new Counterfoil(await connect(address, options), namespace, options);
@@ -79,22 +75,23 @@ export class Counterfoil {
   }
 
   /** Counts over time. */
-  series(name: string): Series { return this.open('series', name, (family) => new Series(family)); }
+  series(name: string): Series { return this.open('series', name, (family) => new Series(family, this.options)); }
 
   /** Who is on a page now. */
-  activity(name: string): Activity { return this.open('activity', name, (family) => new Activity(family)); }
+  activity(name: string): Activity { return this.open('activity', name, (family) => new Activity(family, this.options)); }
 
   /** Visitors that count once a day. */
-  visitors(name: string): Visitors { return this.open('visitors', name, (family) => new Visitors(family, this.daemons)); }
+  visitors(name: string): Visitors {
+    return this.open('visitors', name, (family) => new Visitors(family, this.daemons, this.options));
+  }
 
   /**
-   * Sends what `later` took, and ends the connection if `connect` made it. Throws what `flush` throws; `onError` receives what
-   * was not counted. While Redis does not reply it takes `retryFor` and `timeout`, twice as long if sums were being sent or many
-   * other calls wait.
+   * Sends what `later` took, within 5 s, and ends the connection if `connect` made it. Throws what `flush` throws; `onError`
+   * receives what was not counted.
    */
   async close(): Promise<void> {
-    const buffered = [...this.families.values()].filter((family) => family instanceof Buffered);
-    const ends = await Promise.allSettled(buffered.map((family) => family.close()));
+    const laters = [...this.families.values()].filter((family) => family instanceof Later);
+    const ends = await this.sender.endWithin(END_MS, () => Promise.allSettled(laters.map((family) => family.close())));
     await this.sender.redis.closeOwn?.();
     for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }

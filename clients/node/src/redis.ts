@@ -22,9 +22,6 @@ export type Redis = {
   failure?: Error;
 };
 
-/** How long a reply may take by default. */
-export const TIMEOUT_MS = 2_000;
-
 /** Those of ioredis; `wait` for the first command. */
 const STATES: Record<string, 'ready' | 'closed'> = { ready: 'ready', wait: 'ready', end: 'closed' };
 
@@ -67,21 +64,41 @@ export type Address = string | string[];
 type Tls = { ca?: string; rejectUnauthorized?: boolean };
 
 /** How to connect. */
-export type ConnectOptions = { library?: 'ioredis' | 'redis'; timeout?: number; tlsCa?: string; tlsVerify?: boolean };
+export type ConnectionOptions = {
+  /** By default ioredis if it is installed, and otherwise redis. Or the module itself, such as `await import('redis')`. */
+  library?: 'ioredis' | 'redis' | object;
+  /** With `rediss://` the file of the authority that signed the server's certificate, in PEM. */
+  tlsCa?: string;
+  /** False accepts any certificate. */
+  tlsVerify?: boolean;
+};
+
+type Times = { retryFor?: number; timeout?: number };
 
 const TLS_URL = /^rediss:\/\//;
+/** The longest time that a connection may take to end. */
+const END_MS = 1_000;
+
+/** Returns how long a call may take, and how long connecting or a reply. */
+export function timesOf({ retryFor = 1_000, timeout = Math.min(400, 0.4 * retryFor) }: Times): Required<Times> {
+  if (retryFor > 0 && retryFor <= 30_000 && timeout > 0) return { retryFor, timeout };
+  throw new Misconfigured('OPTIONS', 'expected retryFor of 1 to 30000 ms, and a positive timeout');
+}
+
+/** Returns how long to wait before a further attempt to connect: a second during an outage. */
+const reconnectAfter = (attempts: number): number => Math.min(50 * (attempts + 1), 1_000);
 
 /** Connects with settings under which a call ends in time, and is not sent again by the library. */
-export async function connect(address: Address, options: ConnectOptions): Promise<Redis> {
-  const { library, timeout = TIMEOUT_MS } = options;
-  const module = load(library ? [library] : ['ioredis', 'redis']);
+export async function connect(address: Address, options: ConnectionOptions & Times): Promise<Redis> {
+  const { timeout } = timesOf(options);
+  const module = await load(options.library);
   const isAddress = Array.isArray(address) || /^(rediss?:\/\/|\/)/.test(address);
   if (!isAddress) throw new Misconfigured('ADDRESS', `expected redis://, rediss:// or the path of a socket, not ${address}`);
   return ('createCluster' in module ? connectNodeRedis : connectIoredis)(module, address, timeout, tlsOf(address, options));
 }
 
 /** Returns the options of TLS if the address has it. */
-function tlsOf(address: Address, { tlsCa, tlsVerify = true }: ConnectOptions): Tls | undefined {
+function tlsOf(address: Address, { tlsCa, tlsVerify = true }: ConnectionOptions): Tls | undefined {
   const hasTls = [address].flat().some((node) => TLS_URL.test(node));
   if (!hasTls && (tlsCa || !tlsVerify)) throw new Misconfigured('OPTIONS', 'tlsCa and tlsVerify need an address with rediss://');
   try {
@@ -91,35 +108,51 @@ function tlsOf(address: Address, { tlsCa, tlsVerify = true }: ConnectOptions): T
   }
 }
 
-function load([name, ...others]: string[]): any {
+/** Returns the functions and classes of a library. Its name stands where bundlers look for it, in a `try` since both are optional. */
+async function load(library: ConnectionOptions['library']): Promise<any> {
+  if (typeof library === 'object') return exportsOf(library);
+  let failure: unknown;
   try {
-    return require(name!);
+    if (library !== 'redis') return exportsOf(await import('ioredis'));
   } catch (error) {
-    if (others.length > 0) return load(others);
-    throw new Misconfigured('LIBRARY', 'install ioredis or redis beside counterfoil', error);
+    failure = error;
   }
+  try {
+    if (library !== 'ioredis') return exportsOf(await import('redis'));
+  } catch (error) {
+    failure = error;
+  }
+  throw new Misconfigured('LIBRARY', `install ${library ?? 'ioredis or redis'} beside counterfoil`, failure);
 }
 
+/** Returns what a module exports, which may be an ECMAScript module or the object of a CommonJS one. */
+const exportsOf = (module: any): any => ('Cluster' in module || 'createCluster' in module ? module : module.default);
+
 function connectIoredis({ Redis, Cluster }: any, address: Address, timeout: number, tls?: Tls): Redis {
-  const settings = { connectTimeout: timeout, socketTimeout: timeout, ...(tls && { tls }) };
+  const settings = { connectTimeout: timeout, socketTimeout: timeout, retryStrategy: reconnectAfter, ...(tls && { tls }) };
   const client = typeof address === 'string'
     ? new Redis({ ...settings, maxRetriesPerRequest: 0 }, address) // what comes first prevails
-    : new Cluster(address, { retryDelayOnFailover: 0, redisOptions: settings });
+    : new Cluster(address, { retryDelayOnFailover: 0, clusterRetryStrategy: reconnectAfter, redisOptions: settings });
   return own(client, timeout, () => client.quit(), () => client.disconnect());
 }
 
 async function connectNodeRedis(module: any, address: Address, timeout: number, tls?: Tls): Promise<Redis> {
   const target = typeof address === 'string' && address.startsWith('/') ? { path: address } : {};
-  const socket = { connectTimeout: timeout, socketTimeout: timeout, reconnectStrategy: () => 50, ...target, ...(tls && { tls: true, ...tls }) };
-  const defaults = { socket, pingInterval: timeout / 2 };
+  const times = { connectTimeout: timeout, socketTimeout: timeout, reconnectStrategy: reconnectAfter };
+  const defaults = { socket: { ...times, ...target, ...(tls && { tls: true, ...tls }) }, pingInterval: timeout / 2 };
   const client = Array.isArray(address)
     ? module.createCluster({ rootNodes: address.map((node) => ({ url: TLS_URL.test(node) ? node : `redis://${node}` })), defaults })
     : module.createClient('path' in target ? defaults : { ...defaults, url: address });
   const redis = own(client, timeout, () => client.close(), () => client.destroy());
-  const attempt = (): Promise<void> => client.connect().catch((error: Error) => { // that of a cluster gives up
-    redis.failure = error;
-    void sleep(50, undefined, { ref: false }).then(() => { if (redis.state() !== 'closed') void attempt(); });
-  });
+  const attempt = async (attempts = 0): Promise<void> => {
+    try {
+      await client.connect();
+    } catch (error) { // that of a cluster gives up
+      redis.failure = error as Error;
+      const repeat = () => { if (redis.state() !== 'closed') void attempt(attempts + 1); };
+      setTimeout(repeat, reconnectAfter(attempts)).unref();
+    }
+  };
   await Promise.race([attempt(), sleep(timeout, undefined, { ref: false })]);
   return redis;
 }
@@ -131,7 +164,7 @@ function own(client: any, timeout: number, end: () => Promise<unknown>, stop: ()
   const closeOwn = async () => {
     isClosed = true;
     const late = new AbortController(); // its timer keeps the process until then
-    const ended = Promise.race([end(), sleep(timeout, undefined, { signal: late.signal })]);
+    const ended = Promise.race([end(), sleep(Math.min(timeout, END_MS), undefined, { signal: late.signal })]);
     await ended.catch(ignore).then(stop).catch(ignore); // either may throw if it is closed
     late.abort();
   };

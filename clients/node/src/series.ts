@@ -1,4 +1,5 @@
 import { type Family, type Item, Queue } from './family.js';
+import { Later, type LaterOptions } from './later.js';
 import { type Integer, NotCounted, checkId, checkInteger, integer, integerOf, repeated } from './values.js';
 
 const LONGEST_NAME = 200;
@@ -8,42 +9,64 @@ const CALENDARS = ['calendar:day', 'calendar:month'];
 /** A slice of a window: its start in Unix seconds, and its count. */
 export type Slice = { start: number; count: Integer };
 
-type Hit = Item & { name: string; n: Integer; at: string };
+/** A name, and when it was hit in Unix milliseconds; nothing for now. */
+type Moment = { name: string; at: string };
+
+type Hit = Item & Moment & { n: Integer };
 
 /** A family of kind `series`: counts over time. */
-export class Series {
+export class Series extends Later<Moment> {
   private readonly queue = new Queue<Hit>((partition, hits) => this.count(partition, hits), PAIRS);
 
   /** @internal */
-  constructor(private readonly family: Family) {}
+  constructor(family: Family, options: LaterOptions) { super(family, options); }
 
   /**
    * Adds `n`, 1 or more, to the current slice of each window of this name, or to those of the time `at`, a `Date` or Unix
    * milliseconds. Throws as `Buffered.add`.
    */
   async add(name: string, n: Integer = 1, at?: Date | number): Promise<void> {
-    checkId(name, LONGEST_NAME);
-    checkInteger(n, 1);
-    const hit = { name, n, at: millis(at) };
-    const epoch = await this.family.describe();
-    integerOf(name, await this.queue.push(this.family, this.family.partition(name, epoch), { of: epoch.partitions, ...hit }));
+    return this.countSum(checkMoment(name, n, at), n);
+  }
+
+  /**
+   * Adds soon, like that of `Buffered`. Without `at` a hit counts in the slice in which Redis receives it.
+   * @throws NotCounted (`BADID`, `BADARG`, `BADTIME`, `BUSY`, `CLOSED`)
+   */
+  later(name: string, n: Integer = 1, at?: Date | number): void {
+    const moment = checkMoment(name, n, at);
+    if (this.family.known) this.family.check(name, this.family.known);
+    this.keep(`${moment.at} ${name}`, moment, n);
   }
 
   /** Returns a window of this name, such as `60s` or `day`: all its slices, the oldest first. The last one is not over. */
   async get(name: string, label: string): Promise<Slice[]> {
     checkId(name, LONGEST_NAME);
-    const epoch = await this.family.describe();
+    const deadline = this.family.deadlineOfRead();
+    const epoch = await this.family.describe(deadline);
     const { labels } = epoch.settings;
     if (!labels.includes(label)) throw new NotCounted('BADARG', `${this.family.name} has no ${label}, but ${labels}`);
     const partition = this.family.partition(name, epoch);
     const window = this.family.keys(partition, `series:${label}:${name}`);
-    const texts = await this.family.readOfHome('series_get', partition, CALENDARS, window, label);
+    const keys = [...this.family.keys(this.family.home(partition), ...CALENDARS), ...window];
+    const texts = await this.family.readOfHome('series_get', partition, keys, label, deadline);
     const [starts = [], counts = []] = texts.map((text) => String(text).split(' '));
     return starts.map((start, i) => ({ start: Number(start), count: integer(counts[i]!) }));
   }
 
+  /** @internal */
+  protected async countSum({ name, at }: Moment, n: Integer): Promise<void> {
+    const until = this.family.deadline();
+    const epoch = await this.family.describe(until);
+    const hit: Hit = { of: epoch.partitions, until, name, at, n };
+    integerOf(name, await this.queue.push(this.family.partition(name, epoch), hit));
+  }
+
+  /** @internal */
+  protected idOf({ name }: Moment): string { return name; }
+
   private async count(partition: number, hits: Hit[]): Promise<void> {
-    const { status, words } = await this.family.count('series_add', partition, hits[0]!.of, ({ labels }) => {
+    const { status, words } = await this.family.count('series_add', partition, hits, ({ labels }) => {
       const windows = hits.flatMap(({ name }) => labels.map((label: string) => `series:${label}:${name}`));
       const own = this.family.keys(partition, 'buffer', 'meta', 'names', 'idle', ...windows);
       return {
@@ -54,6 +77,12 @@ export class Series {
     const results = status === 'DUP' ? repeated(hits.length, words[0]) : words.slice(1);
     hits.forEach((hit, i) => (hit.word = results[i]));
   }
+}
+
+function checkMoment(name: string, n: Integer, at?: Date | number): Moment {
+  checkId(name, LONGEST_NAME);
+  checkInteger(n, 1);
+  return { name, at: millis(at) };
 }
 
 /** Returns a time in Unix milliseconds, or nothing for now. */

@@ -1,44 +1,67 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Family } from './family.js';
-import { type Integer, Misconfigured, NotCounted, checkId, integer } from './values.js';
+import { Outage, PROBE_MS } from './outage.js';
+import { type Integer, Misconfigured, NotCounted, UNREACHABLE, checkId, integer } from './values.js';
 
 /** Ids of a request. */
 const IDS = 1000;
-/** The daemon replies within 10 s. */
-const REPLY_MS = 12_000;
-const LEAST_MS = 1_000;
 const PAUSE_MS = 50;
 
+/** What stands for a value that does not arrive in time, or a function that returns it, such as a read of the row. */
+export type Fallback = Integer | ((error: NotCounted) => Integer | Promise<Integer>);
+
+/** Likewise for many values: one for all of them, or each in the order of the ids. */
+export type Fallbacks = OneOrAll | ((error: NotCounted) => OneOrAll | Promise<OneOrAll>);
+type OneOrAll = Integer | readonly Integer[];
+
+/** Reads values, null where there is no row. */
+type Read = () => Promise<(Integer | null)[]>;
+
+/** The text begins with the status, or says why there is no reply, with a status of 0. */
 type Reply = { status: number; text: string; retryAfter: number };
+
+/** Returns `count` values that `read` returns, 0 for null, or the fallback after a failure that may pass. */
+export async function valuesOr(fallback: Fallbacks | undefined, count: number, read: Read): Promise<Integer[]> {
+  try {
+    return (await read()).map((value) => value ?? 0);
+  } catch (error) {
+    const mayPass = error instanceof NotCounted && error.temporary;
+    if (fallback === undefined || !mayPass) throw error;
+    const values = typeof fallback === 'function' ? await fallback(error) : fallback;
+    return typeof values === 'object' ? [...values] : Array<Integer>(count).fill(values);
+  }
+}
 
 /** Asks daemons for exact values, over connections that `fetch` keeps. */
 export class Daemons {
   private readonly urls: string[];
   private readonly headers: Record<string, string>;
+  private readonly outage = new Outage('the daemon', () => this.probe());
 
-  constructor(daemon: string | readonly string[] = [], token?: string) {
+  constructor(daemon: string | readonly string[] = [], token: string | undefined, private readonly retryFor: number) {
     this.urls = [daemon].flat().map((url) => url.replace(/\/$/, ''));
     const wrong = this.urls.find((url) => !/^https?:\/\/[^/]/.test(url) || !URL.canParse(url));
     if (wrong !== undefined) throw new Misconfigured('OPTIONS', `daemon: expected http://HOST:PORT, not ${wrong}`);
     this.headers = { 'Content-Type': 'application/json', ...(token && { Authorization: `Bearer ${token}` }) };
   }
 
-  async value(family: Family, id: string): Promise<Integer> { return (await this.values(family, [id]))[0]!; }
+  async value(family: Family, id: string, fallback?: Fallback): Promise<Integer> {
+    return (await this.values(family, [id], fallback))[0]!;
+  }
 
   /** Returns the values in the order of the ids. */
-  async values(family: Family, ids: Iterable<string>): Promise<Integer[]> {
-    return (await this.find(family, ids)).map((value) => value ?? 0);
+  async values(family: Family, ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> {
+    const all = [...ids];
+    return valuesOr(fallback, all.length, () => this.find(family, all, family.deadlineOfRead()));
   }
 
   /** Returns the values, null where only the application makes the row of a cached counter, and has not. */
-  async find(family: Family, ids: Iterable<string>): Promise<(Integer | null)[]> {
-    const all = [...ids];
-    all.forEach((id) => checkId(id));
+  async find(family: Family, ids: string[], deadline: number): Promise<(Integer | null)[]> {
+    ids.forEach((id) => checkId(id));
     if (this.urls.length === 0) throw new Misconfigured('NODAEMON', 'set the option daemon');
-    const deadline = family.deadline();
     const values: (Integer | null)[] = [];
-    for (let from = 0; from < all.length; from += IDS) {
-      values.push(...(await this.ask(family, all.slice(from, from + IDS), deadline)));
+    for (let from = 0; from < ids.length; from += IDS) {
+      values.push(...(await this.ask(family, ids.slice(from, from + IDS), deadline)));
     }
     return values;
   }
@@ -46,36 +69,50 @@ export class Daemons {
   /** Asks one daemon after the other, and begins again while none of them is available. */
   private async ask(family: Family, ids: string[], deadline: number): Promise<(Integer | null)[]> {
     const body = JSON.stringify({ family: family.name, ids });
-    for (let pause = PAUSE_MS; ; pause = PAUSE_MS) {
+    const begun = performance.now();
+    for (let isAway = true, pause = PAUSE_MS; ; pause = PAUSE_MS) {
+      if (this.outage.error) throw this.outage.error;
       let explanation = '';
-      for (const url of [...this.urls]) {
-        const { status, text, retryAfter } = await this.post(url, body, family.retryFor / this.urls.length);
+      for (const [i, url] of [...this.urls].entries()) {
+        // a silent one leaves time for the others
+        const share = (deadline - performance.now()) / (this.urls.length - i);
+        // a redirect could lead to another server, with the token
+        const request = { method: 'POST', redirect: 'manual', headers: this.headers, body } as const;
+        const { status, text, retryAfter } = await fetched(`${url}/api/v1/values`, Math.max(share, 1), request);
         // JSON.parse would round large ones
         const values = /"values": ?\[([-\d, nul]+)\]/.exec(text)?.[1]?.split(',').map((value) => numberOrNull(value.trim()));
         if (status === 200 && values?.length === ids.length) return values;
-        explanation = `${url}: ${status} ${text.slice(0, 2000)}`;
+        explanation = `${url}: ${text.slice(0, 2000)}`;
         if (status >= 300 && status < 500 && status !== 429) throw new Misconfigured(`HTTP ${status}`, explanation);
         if (this.urls[0] === url) this.urls.push(this.urls.shift()!); // the next calls begin with another one
+        isAway &&= status === 0;
         // all that were refused together would be refused again
         pause = Math.max(pause, retryAfter * 1000 * (0.5 + Math.random() / 2));
       }
-      if (performance.now() + pause >= deadline) throw new NotCounted('unreachable', explanation, undefined, true);
-      await sleep(pause);
+      if (performance.now() + pause < deadline) await sleep(pause);
+      else {
+        const isLong = performance.now() - begun > this.retryFor / 4; // or it had little time left, and shows nothing
+        if (isAway && isLong) this.outage.begin(UNREACHABLE, explanation, begun);
+        throw new NotCounted(UNREACHABLE, explanation, undefined, true);
+      }
     }
   }
 
-  /** Returns the reply, 503 if there is none. A silent daemon leaves time for the others. */
-  private async post(url: string, body: string, share: number): Promise<Reply> {
-    const signal = AbortSignal.timeout(Math.min(REPLY_MS, Math.max(share, LEAST_MS)));
-    try {
-      // a redirect could lead to another server, with the token
-      const options = { method: 'POST', redirect: 'manual', headers: this.headers, body, signal } as const;
-      const reply = await fetch(`${url}/api/v1/values`, options);
-      const retryAfter = Number(reply.headers.get('Retry-After')) || 0;
-      return { status: reply.status, text: await reply.text(), retryAfter };
-    } catch (error) {
-      return { status: 503, text: `${(error as Error).message}: ${(error as Error).cause ?? ''}`, retryAfter: 0 };
-    }
+  /** Returns whether any daemon replies. */
+  private async probe(): Promise<boolean> {
+    const replies = await Promise.all(this.urls.map((url) => fetched(`${url}/livez`, PROBE_MS)));
+    return replies.some(({ status }) => status > 0);
+  }
+}
+
+async function fetched(url: string, ms: number, request: RequestInit = {}): Promise<Reply> {
+  try {
+    const reply = await fetch(url, { ...request, signal: AbortSignal.timeout(Math.ceil(ms)) });
+    const retryAfter = Number(reply.headers.get('Retry-After')) || 0;
+    return { status: reply.status, text: `${reply.status} ${await reply.text()}`, retryAfter };
+  } catch (error) {
+    const { message, cause } = error as Error;
+    return { status: 0, text: `${message}${cause ? `: ${cause}` : ''}`, retryAfter: 0 };
   }
 }
 

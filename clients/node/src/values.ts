@@ -10,10 +10,14 @@ export type Bytes = string | Uint8Array;
 
 /** The base class of all errors of this package. */
 export class CounterfoilError extends Error {
+  /** @internal The message without the reason. */
+  readonly text: string;
+
   /** `reason` is a word to compare with, such as `FULL`; `message` explains it; `cause` is the error of a library. */
   constructor(readonly reason: string, message: string, cause?: unknown) {
     super(`${reason}: ${message}`, cause === undefined ? {} : { cause });
     this.name = new.target.name;
+    this.text = message;
   }
 }
 
@@ -34,6 +38,12 @@ export class Misconfigured extends CounterfoilError {}
 /** Returns a `number` where it is exact. */
 export const integer = (value: Integer | string): Integer =>
   Number.isSafeInteger(Number(value)) ? Number(value) : BigInt(value);
+
+/** The reason of what was not sent. */
+export const UNREACHABLE = 'UNREACHABLE';
+
+/** The reason of a family that no daemon has configured, or that it refuses. */
+export const UNCONFIGURED = 'UNCONFIGURED';
 
 /** The word for a list of days or months that has ended, because no daemon serves the family. */
 export const NO_CALENDAR = 'NOCALENDAR';
@@ -67,6 +77,9 @@ export function checkInteger(value: Integer, least: Integer = LEAST): void {
   if (isExact && value >= least) return;
   throw new NotCounted('BADARG', `expected an exact 64-bit integer of at least ${least}, not ${value}`);
 }
+
+/** Returns a text that stands for the same bytes only. */
+export const keyOf = (bytes: Bytes): string => Buffer.from(bytes).toString('latin1');
 
 /** Returns the value of the key, which `make` makes if there is none. */
 export function memo<Key, Value>(map: Map<Key, Value>, key: Key, make: () => Value): Value {

@@ -1,15 +1,19 @@
 import { type Family, type Item, Queue } from './family.js';
-import type { Daemons } from './value.js';
-import { type Bytes, type Integer, NotCounted, checkId, integerOf } from './values.js';
+import { Later, type LaterOptions } from './later.js';
+import { type Daemons, type Fallback, type Fallbacks, valuesOr } from './value.js';
+import { type Bytes, type Integer, NotCounted, checkId, integerOf, keyOf } from './values.js';
 
-type Visit = Item & { id: string; visitor: Bytes };
+/** A visit of a scope on a day. */
+type Visit = { scope: string; day: string; visitor: Bytes };
+
+type Hit = Item & { id: string; visitor: Bytes };
 
 /** A family of kind `visitors`: each visitor of a scope counts once a day. */
-export class Visitors {
-  private readonly queue = new Queue<Visit>((partition, visits) => this.count(partition, visits));
+export class Visitors extends Later<Visit> {
+  private readonly queue = new Queue<Hit>((partition, hits) => this.count(partition, hits));
 
   /** @internal */
-  constructor(private readonly family: Family, private readonly daemons: Daemons) {}
+  constructor(family: Family, private readonly daemons: Daemons, options: LaterOptions) { super(family, options); }
 
   /**
    * Counts the visitor if it is the first visit of the day, and returns whether it is. Throws as `Buffered.add`.
@@ -19,33 +23,61 @@ export class Visitors {
   async firstVisit(scope: string, day: string, visitor: Bytes): Promise<boolean> {
     checkVisit(scope, day);
     checkId(visitor);
-    const epoch = await this.family.describe();
-    const id = scope + epoch.settings.separator + day;
-    checkId(id);
-    const visit: Visit = { of: epoch.partitions, id, visitor };
-    return integerOf(id, await this.queue.push(this.family, this.family.partition(id, epoch), visit)) === 1;
+    return (await this.countSum({ scope, day, visitor })) === 1;
   }
 
-  /** Returns the exact number of visitors of a day. */
-  async value(scope: string, day: string): Promise<Integer> { return (await this.values([[scope, day]]))[0]!; }
+  /**
+   * Counts the visitor soon, like that of `Buffered`. Repeats merge.
+   * @throws NotCounted (`BADID`, `BUSY`, `CLOSED`)
+   */
+  later(scope: string, day: string, visitor: Bytes): void {
+    checkVisit(scope, day);
+    checkId(visitor);
+    const visit = { scope, day, visitor: Buffer.from(visitor) };
+    if (this.family.known) this.family.check(this.idOf(visit), this.family.known);
+    this.keep(`${day}${scope.length}:${scope}${keyOf(visitor)}`, visit, 1);
+  }
+
+  /** Returns the exact number of visitors of a day; or the fallback, if none arrives in time. */
+  async value(scope: string, day: string, fallback?: Fallback): Promise<Integer> {
+    return (await this.values([[scope, day]], fallback))[0]!;
+  }
 
   /** Returns the exact numbers of visitors of many scopes and days, in their order. */
-  async values(days: Iterable<readonly [scope: string, day: string]>): Promise<Integer[]> {
+  async values(days: Iterable<readonly [scope: string, day: string]>, fallback?: Fallbacks): Promise<Integer[]> {
     const list = [...days];
     for (const [scope, day] of list) checkVisit(scope, day);
-    const epoch = await this.family.describe();
-    const ids = list.map(([scope, day]) => scope + epoch.settings.separator + day);
-    for (const id of ids) this.family.check(id, epoch);
-    return this.daemons.values(this.family, ids);
+    const deadline = this.family.deadlineOfRead();
+    return valuesOr(fallback, list.length, async () => {
+      const epoch = await this.family.describe(deadline);
+      const ids = list.map(([scope, day]) => this.idOf({ scope, day }));
+      for (const id of ids) this.family.check(id, epoch);
+      return this.daemons.find(this.family, ids, deadline);
+    });
   }
 
-  private async count(partition: number, visits: Visit[]): Promise<void> {
-    const { status, words } = await this.family.count('visitors_first', partition, visits[0]!.of, () => ({
-      keys: this.family.keys(partition, 'buffer', 'meta', ...visits.map(({ id }) => `seen:${id}`)),
-      args: [visits.length, ...visits.flatMap(({ id, visitor }) => [id, 1, visitor])],
+  /** @internal */
+  protected async countSum({ scope, day, visitor }: Visit): Promise<Integer | null> {
+    const until = this.family.deadline();
+    const epoch = await this.family.describe(until);
+    const id = this.idOf({ scope, day });
+    checkId(id);
+    const hit: Hit = { of: epoch.partitions, until, id, visitor };
+    return integerOf(id, await this.queue.push(this.family.partition(id, epoch), hit));
+  }
+
+  /** @internal By the separator that is known of the family. */
+  protected idOf({ scope, day }: Omit<Visit, 'visitor'>): string {
+    return scope + (this.family.known?.settings.separator ?? '/') + day;
+  }
+
+  private async count(partition: number, hits: Hit[]): Promise<void> {
+    const { status, words } = await this.family.count('visitors_first', partition, hits, () => ({
+      keys: this.family.keys(partition, 'buffer', 'meta', ...hits.map(({ id }) => `seen:${id}`)),
+      args: [hits.length, ...hits.flatMap(({ id, visitor }) => [id, 1, visitor])],
     }));
     const results = status === 'DUP' ? words : words.slice(1); // behind a total
-    visits.forEach((visit, i) => (visit.word = results[i]));
+    hits.forEach((hit, i) => (hit.word = results[i]));
   }
 }
 

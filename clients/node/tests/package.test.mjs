@@ -1,28 +1,27 @@
 // The package itself: both module systems, types.
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
-import { cpSync, mkdtempSync } from 'node:fs';
-import { tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
+import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
+import { isbot } from 'isbot';
 import * as esm from 'counterfoil';
-import { clientOf, namespace, require } from './support.mjs';
-
-const { Counterfoil } = esm;
+import { require } from './support.mjs';
 
 test('ESM and CommonJS have the same classes', () => {
   const { ...names } = esm;
   assert.deepEqual({ ...require('counterfoil') }, names);
 });
 
-test('without its scripts, as a bundler leaves it, an error says why', async (t) => {
-  const copy = join(mkdtempSync(join(tmpdir(), 'bundle-')), 'dist');
-  cpSync(dirname(require.resolve('counterfoil')), copy, { recursive: true });
-  const views = new (require(copy).Counterfoil)(await clientOf(t, 'ioredis'), namespace).buffered('views');
-  const is = { name: 'Misconfigured', reason: 'SCRIPTS', message: /bundler/ };
-  await assert.rejects(views.add('page'), is);
-  views.later('page');
-  await assert.rejects(views.flush(), is);
+test('the programs of the README are JavaScript', () => {
+  const programs = [...readFileSync('README.md', 'utf8').matchAll(/^```js\n([^]*?)^```$/gm)];
+  assert.ok(programs.length > 3);
+  for (const [, program] of programs) execFileSync(process.execPath, ['--check', '--input-type=module'], { input: program });
+});
+
+test('what the README tells bots by', () => {
+  const crawler = 'Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)';
+  const browser = 'Mozilla/5.0 (X11; Linux x86_64; rv:143.0) Gecko/20100101 Firefox/143.0';
+  assert.deepEqual([crawler, browser].map(isbot), [true, false]);
 });
 
 test('the types fit both libraries', () => {

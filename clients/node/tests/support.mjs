@@ -1,10 +1,9 @@
 // What the tests share: connections of each library, and a proxy that loses what passes through it.
 import { once } from 'node:events';
 import { createRequire } from 'node:module';
-import { readFile } from 'node:fs/promises';
 import net from 'node:net';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { randomBytes } from 'node:crypto';
 
 export const require = createRequire(import.meta.url);
@@ -16,6 +15,9 @@ export const {
 
 /** The newest and the oldest supported version of each library. */
 export const LIBRARIES = ['ioredis', 'ioredis-5', 'redis', 'redis-5'];
+
+/** Options for a busy machine. */
+export const patient = { retryFor: 10_000, timeout: 2_000 };
 
 export const unique = (name) => `${name}-${randomBytes(4).toString('hex')}`;
 
@@ -45,12 +47,14 @@ export async function command(...args) {
   }
 }
 
+export const { SCRIPTS } = require(join(dirname(require.resolve('counterfoil')), 'scripts.js'));
+
 /** Configures a family without the daemon. */
-export async function configure(family, partitions, more = {}) {
+export async function configure(family, partitions, { kind = 'buffered', settings = {}, ...more } = {}, send = command) {
+  const all = { max_pending: 1_000_000, ...settings };
   const keys = ['0}:calls', ...Array.from({ length: partitions }, (_, i) => `${i}}:meta`)].map((end) => `cf1:{${namespace}/${family}/${end}`);
   const description = { wide: false, separator: '/', ids: '[\\s\\S]{1,255}', ids_in_words: '1 to 255 bytes of UTF-8', ...more };
-  const source = await readFile(new URL(import.meta.resolve('counterfoil')).pathname.replace('index.mjs', 'lua/family_configure.lua'), 'utf8');
-  await command('EVAL', source, keys.length, ...keys, 'salt', '', 'buffered', partitions, '', JSON.stringify(description), 'max_pending', 1_000_000);
+  await send('EVAL', SCRIPTS.family_configure, keys.length, ...keys, 'salt', '', kind, partitions, '', JSON.stringify(description), ...Object.entries(all).flat());
 }
 
 /** Counts the commands that are sent with a client: Redis itself also executes those of the daemon. */

@@ -3,13 +3,14 @@ import assert from 'node:assert/strict';
 import { createServer } from 'node:http';
 import net from 'node:net';
 import { test } from 'node:test';
-import { Counterfoil } from 'counterfoil';
-import { clientOf, daemon, namespace, unique } from './support.mjs';
+import { Redis } from 'ioredis';
+import { Counterfoil, NotCounted } from 'counterfoil';
+import { clientOf, daemon, namespace, patient, unique } from './support.mjs';
 
 const NOBODY = 'http://127.0.0.1:9';
 
 /** Returns the family `views` over daemons. */
-const viewsBy = async (t, options) => new Counterfoil(await clientOf(t, 'ioredis'), namespace, { retryFor: 300, ...options }).buffered('views');
+const viewsBy = async (t, options = {}) => new Counterfoil(await clientOf(t, 'ioredis'), namespace, { ...patient, ...options }).buffered('views');
 
 /** Starts a daemon that replies 7 for each id, or what `reply` returns. */
 async function stub(t, reply = (ids) => ({ body: JSON.stringify({ family: 'f', values: ids.map(() => 7) }) })) {
@@ -30,7 +31,7 @@ async function stub(t, reply = (ids) => ({ body: JSON.stringify({ family: 'f', v
 }
 
 test('what waits in Redis is a part of exact values', async (t) => {
-  const counterfoil = new Counterfoil(await clientOf(t, 'redis'), namespace, { daemon: [NOBODY, `${daemon}/`] });
+  const counterfoil = new Counterfoil(await clientOf(t, 'redis'), namespace, { ...patient, daemon: [NOBODY, `${daemon}/`] });
   const ids = Array.from({ length: 2100 }, (_, i) => unique(`é/page ${i}`));
   for (const family of ['views', 'wide']) {
     const views = counterfoil.buffered(family);
@@ -62,8 +63,8 @@ test('the next daemon is asked if one is unreachable or busy', async (t) => {
   const views = await viewsBy(t, { daemon: [NOBODY, busy.url, started.url] });
   for (let i = 0; i < 10; i += 1) assert.equal(await views.value('a'), 7);
   assert.deepEqual([busy.requests.length, started.requests.length], [1, 10]);
-  const busyOnes = await viewsBy(t, { daemon: [busy.url, NOBODY] });
-  await assert.rejects(busyOnes.value('a'), { name: 'NotCounted', reason: 'unreachable', temporary: true });
+  const busyOnes = await viewsBy(t, { daemon: [busy.url, NOBODY], retryFor: 500 });
+  await assert.rejects(busyOnes.value('a'), { name: 'NotCounted', reason: 'UNREACHABLE', temporary: true });
 });
 
 test('a silent daemon leaves time for the next one', async (t) => {
@@ -78,7 +79,7 @@ test('a silent daemon leaves time for the next one', async (t) => {
 
 test('a busy daemon is left alone for as long as it asks', async (t) => {
   const busy = await stub(t, () => ({ status: 503, headers: { 'Retry-After': '1' } }));
-  await assert.rejects((await viewsBy(t, { daemon: busy.url, retryFor: 2000 })).value('a'), { reason: 'unreachable' });
+  await assert.rejects((await viewsBy(t, { daemon: busy.url, retryFor: 4000 })).value('a'), { reason: 'UNREACHABLE' });
   assert.ok([2, 3, 4].includes(busy.requests.length), `${busy.requests.length}`);
 });
 
@@ -86,7 +87,7 @@ test('what the daemon replies while it or a proxy is busy is temporary, and othe
   let [status, body] = [200, '{}'];
   const started = await stub(t, () => ({ status, body, headers: { Location: NOBODY } }));
   const other = await stub(t);
-  const views = await viewsBy(t, { daemon: started.url, retryFor: 10 });
+  const views = await viewsBy(t, { daemon: started.url, retryFor: 200 });
   for (status of [200, 429, 500, 502, 503, 504]) await assert.rejects(views.value('a'), { name: 'NotCounted', temporary: true }, `${status}`);
   const both = await viewsBy(t, { daemon: [started.url, other.url] });
   for (status of [302, 400, 401, 404, 409]) await assert.rejects(both.value('a'), { name: 'Misconfigured', reason: `HTTP ${status}` });
@@ -95,8 +96,27 @@ test('what the daemon replies while it or a proxy is busy is temporary, and othe
   await assert.rejects(views.value('a'), { name: 'NotCounted', temporary: true });
 });
 
+test('a fallback stands for values that do not arrive in time, and for no other failure', async (t) => {
+  const counterfoil = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { daemon: NOBODY });
+  const [views, visitors] = [counterfoil.buffered('views'), counterfoil.visitors('daily')];
+  const errors = [];
+  assert.equal(await views.value('a', 7), 7);
+  assert.equal(await views.value('a', async (error) => errors.push(error) && 8), 8);
+  assert.deepEqual(await views.values(['a', 'b'], 0), [0, 0]);
+  assert.deepEqual(await views.values(['a', 'b'], [1, 2]), [1, 2]);
+  assert.deepEqual(await counterfoil.cached('votes').values(['a', 'b'], (error) => errors.push(error) && [3, 4]), [3, 4]);
+  assert.equal(await visitors.value('shop', '2026-11-25', 9), 9);
+  assert.ok(errors.every((error) => error instanceof NotCounted && error.temporary));
+  const refused = await viewsBy(t, { daemon: (await stub(t, () => ({ status: 404 }))).url });
+  await assert.rejects(refused.value('a', 7), { name: 'Misconfigured' });
+  await assert.rejects(views.value('', 7), { reason: 'BADID' });
+  const away = new Redis('/nowhere.sock').on('error', () => {});
+  t.after(() => away.disconnect());
+  assert.equal(await new Counterfoil(away, namespace, { daemon: NOBODY }).visitors('daily').value('shop', '2026-11-25', 7), 7, 'its separator is unknown');
+});
+
 test('without a daemon there is no value', async (t) => {
   await assert.rejects((await viewsBy(t, {})).value('a'), { name: 'Misconfigured', reason: 'NODAEMON' });
   await assert.rejects(viewsBy(t, { daemon: 'localhost:9292' }), { name: 'Misconfigured', reason: 'OPTIONS' });
-  await assert.rejects((await viewsBy(t, { daemon: NOBODY })).value('a'), { name: 'NotCounted', reason: 'unreachable', temporary: true });
+  await assert.rejects((await viewsBy(t, { daemon: NOBODY, retryFor: 500 })).value('a'), { name: 'NotCounted', reason: 'UNREACHABLE', temporary: true });
 });

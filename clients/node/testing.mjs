@@ -1,0 +1,1 @@
+export { Counterfoil } from './dist/testing.js';
