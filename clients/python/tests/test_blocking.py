@@ -33,6 +33,7 @@ from support import (
     SOCKET,
     Case,
     Stop,
+    attempts_of,
     calls_of,
     connected,
     in_child,
@@ -41,6 +42,7 @@ from support import (
     plain,
     plain_asyncio,
     run_python,
+    silent_server,
 )
 
 
@@ -50,27 +52,6 @@ def in_threads(count, function):
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def silent_server(case):
-    """A socket that accepts connections, and never replies."""
-    server = socket.socket()
-    case.addCleanup(server.close)
-    server.bind(("127.0.0.1", 0))
-    server.listen(100)
-    return "127.0.0.1:%d" % server.getsockname()[1]
-
-
-def attempts_of(session):
-    """Returns a list of the attempts to send a call from now on."""
-    execute, attempts = session.execute, []
-
-    async def noted(*args):
-        attempts.append(args)
-        return await execute(*args)
-
-    session.execute = noted
-    return attempts
 
 
 def interrupt_at(point, function, *args):
