@@ -26,7 +26,7 @@ from redis.retry import Retry
 
 from counterfoil import Counterfoil, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
 from counterfoil._blocking import run
-from counterfoil._family import Entry
+from counterfoil._channel import Entry
 from counterfoil._redis import Command
 from support import (
     NAMESPACE,

@@ -137,7 +137,7 @@ class Ends(Case):
         id = new_id()
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "jobs.py").write_text(module)
-            run = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": folder}, "stdout": subprocess.DEVNULL}
+            run = {"cwd": folder, "env": {**os.environ, "PYTHONPATH": os.pathsep.join([folder, *sys.path])}, "stdout": subprocess.DEVNULL}
             subprocess.run([sys.executable, "-c", enqueue, SOCKET, id], check=True, **run)
             worker = subprocess.Popen([sys.executable, "-m", *command], stderr=subprocess.DEVNULL, **run)
             self.addCleanup(worker.kill)

@@ -208,7 +208,7 @@ class Families(Case):
             views.later("a")
             self.assert_raises(Misconfigured, "UNCONFIGURED", views.flush)
         self.assertEqual((views.channel.sums.waiting, dropped), ({("a",): 1}, []))
-        views.channel.sums.waiting = {}
+        views.channel.sums.waiting, views.channel.sums.temporary = {}, None
 
     def test_messages(self):
         error = self.assert_raises(NotCounted, "UNCONFIGURED", connected().buffered("nobody").add, "a")
