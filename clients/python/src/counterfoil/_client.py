@@ -207,6 +207,8 @@ class Session:
         for server, outage in list(self.outages.items()):
             if self.has_sums and time.monotonic() < deadline and await outage.probe():
                 self.outages.pop(server, None)
+            else:
+                outage.is_probed = lambda: True  # the background may have ended before
         await self.flush(self.sums, deadline)
 
     async def flush(self, all_sums: list[Any], deadline: float) -> None:

@@ -6,10 +6,11 @@ import atexit
 import os
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import suppress
 from typing import Any
 
 from ._client import END_SECONDS
+from ._errors import CounterfoilError
 
 _sessions: set[Any] = set()  # that may have sums
 _hooked_pid = 0
@@ -18,10 +19,10 @@ _hooked_pid = 0
 @atexit.register  # at the import, so that it runs after what applications register later
 def close_all(**_: object) -> None:
     deadline = time.monotonic() + END_SECONDS
-    with ExitStack() as stack:
-        for session in list(_sessions):
-            if session.pid == os.getpid():
-                stack.callback(session.close, deadline)
+    for session in list(_sessions):
+        if session.pid == os.getpid():
+            with suppress(CounterfoilError):  # what was dropped was logged
+                session.close(deadline)
 
 
 def register(session: Any) -> None:
