@@ -52,15 +52,25 @@ class Limits(Case):
                 seconds = seconds_of(client.series("hits").get, "a", "60s")
             else:
                 seconds = seconds_of(getattr(client.buffered("views"), method), "a")
-            self.assertLess(seconds, most + 0.15, method)
+            self.assertLess(seconds, most + 0.3, method)
             self.assertGreater(seconds, most / 2, method)
+
+
+    def test_a_read_does_not_wait_for_a_call_that_may_take_longer(self):
+        hits = Counterfoil.connect(f"redis://{silent_server(self)}", NAMESPACE, retry_for=3).series("hits")
+        thread = threading.Thread(target=seconds_of, args=(hits.add, "a"))
+        thread.start()
+        time.sleep(0.05)
+        seconds_of(hits.get, "a", "60s")
+        self.assertTrue(thread.is_alive())
+        thread.join()
 
 
 class Outages(Case):
     def assert_at_once(self, reason, function, *args):
         start = time.monotonic()
         error = self.assert_raises(NotCounted, reason, function, *args)
-        self.assertLess(time.monotonic() - start, 0.05)
+        self.assertLess(time.monotonic() - start, 0.2)
         self.assertTrue(error.temporary)
         return error
 
@@ -106,7 +116,7 @@ class Outages(Case):
             thread.join()
         self.assert_at_once("UNREACHABLE", views.add, id)
         self.assertEqual([kind for kind, _ in errors].count(OutcomeUnknown), 1)
-        self.assertLess(max(seconds for _, seconds in errors), 1.1)  # those in the queue end with the first
+        self.assertLess(max(seconds for _, seconds in errors), 1.4)  # those in the queue end with the first
         self.assertEqual(self.assert_recovers(views.add, id) - pending("views", id), 0)
 
     def test_a_refusal_of_a_call_is_no_outage(self):
@@ -176,7 +186,7 @@ class Outages(Case):
             with self.assertRaises(NotCounted) as raised:
                 await views.add(id)
             self.assertIn("has been unreachable", str(raised.exception))
-            self.assertLess(time.monotonic() - start, 0.05)
+            self.assertLess(time.monotonic() - start, 0.2)
             views.later(id)
             link.start()
             while pending("views", id) == 0:
@@ -203,7 +213,7 @@ class Families(Case):
         start, dropped = time.monotonic(), []
         error = self.assert_raises(Misconfigured, "UNCONFIGURED", views.add, "a")
         self.assertEqual(str(error), f"UNCONFIGURED: the daemon refuses {NAMESPACE}/refused: table wp_views: no column n")
-        self.assertLess(time.monotonic() - start, 0.1)
+        self.assertLess(time.monotonic() - start, 0.5)
         with self.assertLogs("counterfoil"):
             views.later("a")
             self.assert_raises(Misconfigured, "UNCONFIGURED", views.flush)

@@ -169,7 +169,7 @@ class Values(Case):
         start = time.monotonic()
         error = self.assert_raises(NotCounted, "DAEMON", views.value, "a")
         self.assertEqual([views.value("a", 3) for _ in range(10)], [3] * 10)
-        self.assertLess(time.monotonic() - start, 0.1)
+        self.assertLess(time.monotonic() - start, 0.2)
         self.assertIn("the daemon has been unreachable for 0 s: ", str(error))
         views.add(new_id())  # Redis is available
         stub.start()
@@ -200,8 +200,8 @@ class Values(Case):
 
         values, seconds, pause = asyncio.run(shown())
         self.assertEqual(values, [3] * 100)
-        self.assertLess(seconds, 0.8)
-        self.assertLess(pause, 0.2)
+        self.assertLess(seconds, 1.5)
+        self.assertLess(pause, 0.3)
 
     def test_replies_that_do_not_pass(self):
         for status, reason in ((302, "DAEMON"), (401, "DAEMON"), (404, "UNCONFIGURED"), (409, "MISMATCH")):

@@ -53,18 +53,20 @@ class Counterfoil(Client[Blocking]):
 
 
 class Latch:
-    """What `asyncio.Event` is, for threads."""
+    """Is set once. Threads wait for it."""
 
     def __init__(self) -> None:
         self._lock, self._thread = threading.Lock(), threading.get_ident()
         self._lock.acquire()
         self.set = self._lock.release
 
-    async def wait(self) -> None:
+    async def wait_until(self, deadline: float | None) -> bool:
         if self._thread == threading.get_ident():
             raise RuntimeError("the handler of a signal, or a callback, waits for the call it is in")
-        with self._lock:
-            pass
+        is_set = self._lock.acquire(timeout=-1 if deadline is None else max(deadline - time.monotonic(), 0))
+        if is_set:
+            self._lock.release()
+        return is_set
 
 
 class Process(Session):

@@ -68,7 +68,7 @@ class Cached(ExactValues[D]):
                 result = await self.channel.change(id, change, request=request, deadline=deadline)
             if isinstance(result, int):
                 return result
-            await self.client.session.share((self.name, id, result), self._seed, id, result, deadline)
+            await self.client.session.share((self.name, id, result), deadline, self._seed, id, result, deadline)
         raise NotCounted("MISS", "the counter was deleted again and again", temporary=True)
 
     async def _get(self, id: str, deadline: float) -> Any:

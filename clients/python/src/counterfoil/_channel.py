@@ -125,7 +125,7 @@ class Channel:
             if known and time.monotonic() < known.asked_at + EPOCH_SECONDS:
                 return known
             try:
-                await self.session.share((self, home), self.ask, home, deadline)
+                await self.session.share((self, home), deadline, self.ask, home, deadline)
             except CounterfoilError as error:  # of a caller whose deadline may have been earlier
                 if error.reason not in REPEATED - OUTAGE or time.monotonic() + PAUSE_SECONDS >= deadline:
                     raise
@@ -302,7 +302,7 @@ class Channel:
                 entry.queue.waiting.append(entry)
         for entry in entries:
             while not entry.settled:
-                await self.session.share(entry.queue, self._commit, entry.queue)
+                await self.session.share(entry.queue, None, self._commit, entry.queue)
         return [entry.result for entry in entries]
 
     async def _commit(self, queue: Queue) -> None:

@@ -12,10 +12,10 @@ from typing_extensions import Self, TypedDict, Unpack
 from ._buffered import Buffered
 from ._cached import Cached, ReadRow
 from ._channel import Channel
-from ._errors import CounterfoilError, Misconfigured, value_of
+from ._errors import CounterfoilError, Misconfigured, NotCounted, value_of
 from ._family import D, Family
 from ._outage import PROBE_SECONDS, Outage
-from ._redis import Address, checked
+from ._redis import NOT_SENT, Address, checked
 from ._series import Series
 from ._sums import OnError
 from ._value import Daemons
@@ -149,8 +149,9 @@ class Session:
             self._redis = self.client.redis.connect(self.client.library)
         return self._redis
 
-    async def share(self, key: Any, function: Any, *args: Any) -> None:
-        """Calls a coroutine function, or waits for the caller that is doing so for this key."""
+    async def share(self, key: Any, deadline: float | None, function: Any, *args: Any) -> None:
+        """Calls a coroutine function, or waits for the caller that is doing so for this key, whose deadline may
+        be later."""
         mine = self.latch()
         latch: Any = ()
         try:  # an interrupt may follow each call
@@ -165,7 +166,8 @@ class Session:
                 del self._shared[key]
                 mine.set()
         if latch is not mine:
-            await latch.wait()
+            if not await latch.wait_until(deadline):
+                raise NotCounted(NOT_SENT, "no time was left to send it", temporary=True)
             value_of(getattr(latch, "error", None))
 
     def outage(self, server: Any) -> Outage | None:

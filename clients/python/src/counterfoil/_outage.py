@@ -15,9 +15,9 @@ class Outage:
     """A server that does not reply. Calls fail at once until a probe, once a second, gets a reply."""
 
     def __init__(self, server: str, error: CounterfoilError, probe: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-        self.server, self.probe = server, probe
+        self.probe = probe
         self.is_probed: Callable[[], bool]  # whether the background still probes
-        self._error, self._since = error, time.monotonic()
+        self._server, self._error, self._since = server, error, time.monotonic()
 
     @property
     def lasts(self) -> bool:
@@ -28,7 +28,7 @@ class Outage:
         """Returns what a call gets, which may have been sent before the outage was known."""
         reason, seconds = self._error.reason, time.monotonic() - self._since
         state = "unreachable" if reason in (LOST, NOT_SENT, "DAEMON") else reason
-        explanation = f"{self.server} has been {state} for {seconds:.0f} s: {self._error.explanation}"
+        explanation = f"{self._server} has been {state} for {seconds:.0f} s: {self._error.explanation}"
         reason = NOT_SENT if reason == LOST else reason
         if was_sent:
             error: CounterfoilError = OutcomeUnknown(reason, explanation)

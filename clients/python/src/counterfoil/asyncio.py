@@ -62,10 +62,21 @@ class Counterfoil(Client[Awaiting]):
         await self.close()
 
 
+class Latch(asyncio.Event):
+    """Is set once. Tasks wait for it."""
+
+    async def wait_until(self, deadline: float | None) -> bool:
+        try:
+            async with timeout(deadline and deadline - time.monotonic()):
+                return await self.wait()
+        except asyncio.TimeoutError:
+            return False
+
+
 class Loop(Session):
     """What belongs to one event loop."""
 
-    latch = asyncio.Event
+    latch = Latch
     sleep = staticmethod(asyncio.sleep)
     _is_sending: Callable[[], bool] | None = None
 
