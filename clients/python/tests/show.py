@@ -213,4 +213,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["daemon"]:
         serve_values(int(sys.argv[2]))
     else:
-        sys.exit("\n".join(main()))
+        sys.exit("\n".join(main()) or None)

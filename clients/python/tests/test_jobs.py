@@ -41,7 +41,7 @@ CELERY = MODULE + """
 
 def run_job(name, epoch, id, fault):
     """A worker, which is killed or loses replies."""
-    views = connected(retry_for=0.05).buffered("views")
+    views = connected(retry_for=0.45).buffered("views")
     session = views.client.session
     execute = session.execute
 
