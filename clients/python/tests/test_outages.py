@@ -10,6 +10,9 @@ from unittest import mock
 
 import counterfoil.asyncio
 from counterfoil import Counterfoil, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
+from counterfoil._blocking import run
+from counterfoil._channel import CALLS, REQUESTS
+from counterfoil._outage import Outage
 from support import DAEMON, NAMESPACE, SOCKET, Case, attempts_of, connected, in_child, new_id, pending, plain, silent_server
 
 
@@ -130,6 +133,20 @@ class Outages(Case):
             plain().config_set("maxmemory", 0)
         self.assertEqual((client.session.outages, views.add(id)), ({}, 2))
 
+    def test_a_partition_of_a_cluster(self):
+        client = connected()
+        client.is_cluster = True
+        channel = client.buffered("views").channel
+
+        def read(home):
+            keys = channel.family.keys(0, *CALLS, *REQUESTS)
+            return run(channel.read("family_epoch", home, keys, ["", "", "", ""], client.deadline()))
+
+        error = NotCounted("CLUSTERDOWN", "Hash slot not served")
+        client.session.begin_outage(channel.server(2), Outage("Redis", error, mock.AsyncMock(return_value=False)))
+        self.assertIn("has been CLUSTERDOWN for 0 s", str(self.assert_at_once("CLUSTERDOWN", read, 2)))
+        self.assertEqual(read(1)[0], b"OK")
+
     def test_a_child_has_a_probe_of_its_own(self):
         link, id = Link(self), new_id()
         views = link.connect(retry_for=0.3).buffered("views")
@@ -173,6 +190,19 @@ class Outages(Case):
                 with self.assertLogs("counterfoil"):
                     self.assert_raises(NotCounted, "UNREACHABLE", client.close)
                 self.assertEqual(len(attempts), 1)
+
+    def test_a_close_does_not_wait_for_a_send_that_may_take_longer(self):
+        link, id = Link(self), new_id()
+        link.start()
+        client = link.connect(retry_for=30)
+        views = client.buffered("views")
+        views.add(id)
+        link.stop()
+        client.session.redis.connection_pool.disconnect()
+        views.later(id)
+        time.sleep(0.3)  # the thread sends it
+        with self.assertLogs("counterfoil"), mock.patch("counterfoil._blocking.END_SECONDS", 0.5):
+            self.assertLess(seconds_of(client.close), 3)
 
     def test_asyncio(self):
         link, id = Link(self), new_id()

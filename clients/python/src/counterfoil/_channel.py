@@ -236,7 +236,8 @@ class Channel:
                 continue
             if code == LOST and not sends and self.client.shows_sends:
                 code = NOT_SENT
-            is_last = time.monotonic() + PAUSE_SECONDS + self.client.attempt_seconds >= deadline
+            ends_at = min(deadline, self.session.ends_at)
+            is_last = time.monotonic() + PAUSE_SECONDS + self.client.attempt_seconds >= ends_at
             if code not in REPEATED or is_last:
                 refused = refusal(code, failure, was_lost)
                 refused.__cause__ = failure

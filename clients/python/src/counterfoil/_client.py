@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from functools import partial
@@ -134,6 +135,7 @@ class Session:
     latch: Any
     spawn: Any
     is_closed = False
+    ends_at = math.inf  # for all calls
 
     def __init__(self, client: Any) -> None:
         self.client, self.pid = client, os.getpid()
@@ -206,6 +208,7 @@ class Session:
 
     async def end(self, deadline: float) -> None:
         """Sends what `later` took. In an outage Redis gets one more chance."""
+        self.ends_at = deadline
         for server, outage in list(self.outages.items()):
             if self.has_sums and time.monotonic() < deadline and await outage.probe():
                 self.outages.pop(server, None)
