@@ -195,11 +195,11 @@ class Session:
 
     @property
     def has_sums(self) -> bool:
-        return any(sums.waiting for sums in self.sums)
+        return not all(sums.is_empty for sums in self.sums)
 
     async def send_sums(self) -> None:
         """Sends sums until none is left. `later` may take more in the moment before each call."""
-        while self.has_sums:
+        while self.has_sums and not self.is_closed:
             await self.sleep(self.client.later_every)
             for sums in self.sums:
                 await sums.send(self.client.deadline())
@@ -214,11 +214,15 @@ class Session:
                 self.outages.pop(server, None)
             else:
                 outage.is_probed = lambda: True  # the background may have ended before
-        await self.flush(self.sums, deadline)
-
-    async def flush(self, all_sums: list[Any], deadline: float) -> None:
-        """Sends what `later` took, and raises the first error."""
-        for sums in all_sums * 2:  # a send that was under way may not have the last ones
-            await sums.send(deadline)
-        for sums in all_sums:
+        for sums in self.sums:
+            while not sums.is_empty:  # a send that was under way may leave some
+                await sums.send(deadline, is_last=True)
+        for sums in self.sums:
             sums.raise_error()
+
+    async def flush(self, sums: Any) -> None:
+        """Sends what `later` took in a family, and raises the first error."""
+        deadline = self.client.deadline()
+        for _ in range(2):  # a send that was under way may not have the last ones
+            await sums.send(deadline)
+        sums.raise_error()

@@ -99,7 +99,7 @@ class Later(Family[D]):
     async def flush(self) -> None:
         """Waits until all that `later` took is counted, and raises the first error of what was not since the
         last flush."""
-        await self.client.session.flush([self.channel.sums], self.client.deadline())
+        await self.client.session.flush(self.channel.sums)
 
 
 def valid(id: str, limit: int = 255) -> str:

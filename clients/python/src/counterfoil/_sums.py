@@ -37,20 +37,24 @@ class Sums:
                 raise NotCounted("RANGE", f"the sum of {key[0]!r} is beyond 64 bits")
             self.waiting[key] = total
 
+    @property
+    def is_empty(self) -> bool:
+        with self._lock:  # which `take` may have
+            return not self.waiting
+
     def raise_error(self) -> None:
         """Raises the first error of sums that were not counted, once for those that were dropped."""
         dropped, self._dropped = self._dropped, None
         value_of(dropped or self.temporary)
 
-    async def send(self, deadline: float) -> None:
+    async def send(self, deadline: float, is_last: bool = False) -> None:
         """Sends all sums, or those that another caller is sending. Those that fail for a reason that passes
-        stay, unless the client is closed."""
-        with self._lock:  # which `take` may have
-            if not self.waiting:
-                return
+        stay, unless this is the last time."""
+        if self.is_empty:
+            return
         channel = self._channel
         known = channel.outage() or await channel.known(deadline)
-        if self._stays(known) and not self._sent:  # they would all fail
+        if stays(known) and not is_last and not self._sent:  # they would all fail
             self._wait_for(known)
             return
         with self._lock:
@@ -62,7 +66,7 @@ class Sums:
         with self._lock:
             if self._sent is not sent:  # another caller was faster
                 return
-            kept = {key: error for key, error in failed.items() if self._stays(error)}
+            kept = {key: error for key, error in failed.items() if stays(error) and not is_last}
             done = {key: n for key, (n, _) in sent.items() if key not in kept}
             left = {key: n - done.get(key, 0) for key, n in self.waiting.items() if n != done.get(key)}
             dropped = [(*sent[key], error) for key, error in failed.items() if key not in kept]
@@ -71,12 +75,6 @@ class Sums:
             self.waiting, self._sent = left, {}
         for n, entry, error in dropped:
             self._report(entry.change[0], n, error)
-
-    def _stays(self, error: Any) -> bool:
-        """Whether a sum that failed is sent again."""
-        if self._channel.session.is_closed or not isinstance(error, CounterfoilError):
-            return False
-        return error.temporary or error.reason == "UNCONFIGURED"
 
     def _wait_for(self, error: CounterfoilError | None) -> None:
         if error and not self.temporary:
@@ -92,3 +90,8 @@ class Sums:
                 on_errors[family](family, id, n, error)
         except Exception:
             log.exception("on_error failed")
+
+
+def stays(result: Any) -> bool:
+    """Whether a sum with this result is sent again."""
+    return isinstance(result, CounterfoilError) and (result.temporary or result.reason == "UNCONFIGURED")
