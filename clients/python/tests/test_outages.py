@@ -143,7 +143,7 @@ class Outages(Case):
             return run(channel.read("family_epoch", home, keys, ["", "", "", ""], client.deadline()))
 
         error = NotCounted("CLUSTERDOWN", "Hash slot not served")
-        client.session.begin_outage(channel.server(2), Outage("Redis", error, mock.AsyncMock(return_value=False)))
+        client.session.begin_outage(channel.outage_key(2), Outage("Redis", error, mock.AsyncMock(return_value=False)))
         self.assertIn("has been CLUSTERDOWN for 0 s", str(self.assert_at_once("CLUSTERDOWN", read, 2)))
         self.assertEqual(read(1)[0], b"OK")
 

@@ -91,13 +91,13 @@ class Channel:
         """The partition whose memory has the calls of `partition`."""
         return partition if self.client.is_cluster else 0
 
-    def server(self, home: int) -> Any:
-        """The key of the outages of the server that has a home."""
+    def outage_key(self, home: int) -> Any:
+        """What an outage concerns: in a cluster a home, else the server."""
         return (self.family.name, home) if self.client.is_cluster else "Redis"
 
     def outage(self) -> CounterfoilError | None:
         """Why no call of the family would be sent. In a cluster some may."""
-        outage = None if self.client.is_cluster else self.session.outage(self.server(0))
+        outage = None if self.client.is_cluster else self.session.outage(self.outage_key(0))
         return outage and outage.error()
 
     async def known(self, deadline: float) -> Any:
@@ -210,9 +210,9 @@ class Channel:
 
     async def send(self, call: Call, home: int, deadline: float, was_lost: bool = False) -> Reply:
         """Sends a call until there is a reply: the same call, which Redis executes once."""
-        server = self.server(home)
+        key = self.outage_key(home)
         while True:
-            if outage := self.session.outage(server):
+            if outage := self.session.outage(key):
                 raise outage.error(was_lost)
             if self.session.pid != os.getpid():  # a fork copies tasks and greenlets
                 raise CancelledError("this caller is of the parent process")
@@ -242,7 +242,7 @@ class Channel:
                 refused = refusal(code, failure, was_lost)
                 refused.__cause__ = failure
                 if code in OUTAGE:
-                    self.session.begin_outage(server, Outage("Redis", refused, partial(self._has_reply, home)))
+                    self.session.begin_outage(key, Outage("Redis", refused, partial(self._has_reply, home)))
                 raise refused
             await self.session.sleep(PAUSE_SECONDS)
 

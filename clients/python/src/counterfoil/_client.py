@@ -172,17 +172,17 @@ class Session:
                 raise NotCounted(NOT_SENT, "no time was left to send it", temporary=True)
             value_of(getattr(latch, "error", None))
 
-    def outage(self, server: Any) -> Outage | None:
-        outage = self.outages.get(server)
+    def outage(self, key: Any) -> Outage | None:
+        outage = self.outages.get(key)
         if outage and not outage.lasts:
-            self.outages.pop(server, None)
+            self.outages.pop(key, None)
             return None
         return outage
 
-    def begin_outage(self, server: Any, outage: Outage) -> None:
-        if not self.outage(server):
+    def begin_outage(self, key: Any, outage: Outage) -> None:
+        if not self.outage(key):
             outage.is_probed = self.spawn(partial(self._probe, outage))
-            self.outages[server] = outage
+            self.outages[key] = outage
 
     async def _probe(self, outage: Outage) -> None:
         await self.sleep(PROBE_SECONDS)
@@ -209,9 +209,9 @@ class Session:
     async def end(self, deadline: float) -> None:
         """Sends what `later` took. In an outage Redis gets one more chance."""
         self.ends_at = deadline
-        for server, outage in list(self.outages.items()):
+        for key, outage in list(self.outages.items()):
             if self.has_sums and time.monotonic() < deadline and await outage.probe():
-                self.outages.pop(server, None)
+                self.outages.pop(key, None)
             else:
                 outage.is_probed = lambda: True  # the background may have ended before
         for sums in self.sums:

@@ -82,35 +82,20 @@ class MemoryChannel(Channel):
         name, epoch = entry.request
         if epoch not in (None, EPOCH):
             return OutcomeUnknown("EXPIRED")
-        key = self.family.name, name, entry.change[0]
-        known = self._memory.requests.get(key)
-        if known is None:
-            known = self._memory.requests[key] = self._counted(*entry.change)
-            return known
+        key, requests = (self.family.name, name, entry.change[0]), self._memory.requests
+        if key not in requests:
+            requests[key] = self._counted(*entry.change)
+            return requests[key]
+        known = requests[key]
         return known if isinstance(known, CounterfoilError) else Before(known)
 
     def _counted(self, id: str, *change: Any) -> Any:
-        key = self.family.name, id
-        if self.family.kind in ("buffered", "cached"):
-            return self._add(key, change[0])
-        if self.family.kind == "visitors":
-            visitors = self._memory.events[key]
-            if change[0] in visitors:
-                return 0
-            visitors.append(change[0])
-            self._memory.numbers[key] += 1
-            return 1
-        now, (what, n) = time.time(), change
-        at = now
-        if self.family.kind == "series" and what != "":
-            at = what / 1000
-            oldest = min(starts_of(label)[0] for label in self._labels)
-            if not oldest <= at <= now + AHEAD_SECONDS:
-                return NotCounted("BADTIME")
-        self._memory.events[key].append((at, what, n))
-        return 1
+        key, kind = (self.family.name, id), self.family.kind
+        if kind == "visitors":
+            return self._visited(key, change[0])
+        return self._added(key, change[0]) if kind in ("buffered", "cached") else self._noted(key, *change)
 
-    def _add(self, key: tuple[str, str], change: Any) -> Any:
+    def _added(self, key: tuple[str, str], change: Any) -> Any:
         numbers, settings = self._memory.numbers, self._memory.settings(self.family.name)
         value = int(change[1:]) if isinstance(change, bytes) else numbers[key] + change
         is_cached = self.family.kind == "cached"
@@ -120,10 +105,22 @@ class MemoryChannel(Channel):
         numbers[key] = value
         return value
 
-    @property
-    def _labels(self) -> list[str]:
-        labels: list[str] = self.client.daemons.settings(self.family.name)["labels"]
-        return labels
+    def _visited(self, key: tuple[str, str], visitor: bytes) -> int:
+        visitors = self._memory.events[key]
+        if visitor in visitors:
+            return 0
+        visitors.append(visitor)
+        self._memory.numbers[key] += 1
+        return 1
+
+    def _noted(self, key: tuple[str, str], what: Any, n: int) -> Any:
+        """Notes a hit of a series, of which `what` is the time, or a view of a page by a visitor."""
+        at = what / 1000 if isinstance(what, int) else time.time()
+        windows = self._memory.settings(self.family.name)["labels"]
+        if not min(starts_of(label)[0] for label in windows) <= at <= time.time() + AHEAD_SECONDS:
+            return NotCounted("BADTIME")
+        self._memory.events[key].append((at, what, n))
+        return 1
 
     async def read(self, script: str, home: int, keys: Keys, args: list[Any], deadline: float) -> list[Any]:
         """Only cached_get."""
