@@ -8,6 +8,8 @@ import unittest
 from contextlib import suppress
 from unittest import mock
 
+import redis
+
 import counterfoil.asyncio
 from counterfoil import Counterfoil, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
 from counterfoil._blocking import run
@@ -143,9 +145,13 @@ class Outages(Case):
             return run(channel.read("family_epoch", home, keys, ["", "", "", ""], client.deadline()))
 
         error = NotCounted("CLUSTERDOWN", "Hash slot not served")
-        client.session.begin_outage(channel.outage_key(2), Outage("Redis", error, mock.AsyncMock(return_value=False)))
+        client.session.begin_outage((channel.family.name, 2), Outage("Redis", error, mock.AsyncMock(return_value=False)))
         self.assertIn("has been CLUSTERDOWN for 0 s", str(self.assert_at_once("CLUSTERDOWN", read, 2)))
         self.assertEqual(read(1)[0], b"OK")
+        unreachable = redis.exceptions.RedisClusterException("Redis Cluster cannot be connected")
+        client.session.execute = mock.AsyncMock(side_effect=unreachable)
+        self.assertRaises(NotCounted, read, 1)
+        self.assert_at_once("UNREACHABLE", read, 3)
 
     def test_a_child_has_a_probe_of_its_own(self):
         link, id = Link(self), new_id()

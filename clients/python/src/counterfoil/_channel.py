@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, List, NamedTuple, Optional, Tuple
 
+from redis.exceptions import RedisClusterException
+
 from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
 from ._outage import PROBE_SECONDS, Outage
 from ._redis import CONNECTING, FAILURES, LOST, NOT_COUNTED, NOT_SENT, OUTAGE, REPEATED, SHA1, SOURCES
@@ -23,6 +25,7 @@ EPOCH_SECONDS = 30
 PAUSE_SECONDS = 0.05
 CONFIGURED_WITHIN_SECONDS = 3  # the daemon takes what is wanted every second
 WANTED = ("cf1:wanted",)
+REDIS = "Redis"  # the outage of a server or a whole cluster, beside those of single homes
 CALLS = "calls", "calls_before"
 REQUESTS = "requests", "requests_before"
 Call = Tuple[Any, ...]  # words of a command
@@ -91,14 +94,10 @@ class Channel:
         """The partition whose memory has the calls of `partition`."""
         return partition if self.client.is_cluster else 0
 
-    def outage_key(self, home: int) -> Any:
-        """What an outage concerns: in a cluster a home, else the server."""
-        return (self.family.name, home) if self.client.is_cluster else "Redis"
-
     def outage(self) -> CounterfoilError | None:
-        """Why no call of the family would be sent. In a cluster some may."""
-        outage = None if self.client.is_cluster else self.session.outage(self.outage_key(0))
-        return outage and outage.error()
+        """Why no call would be sent."""
+        outage: Outage | None = self.session.outage(REDIS)
+        return outage.error() if outage else None
 
     async def known(self, deadline: float) -> Any:
         """The last description of the family, or the error if there is none."""
@@ -210,9 +209,9 @@ class Channel:
 
     async def send(self, call: Call, home: int, deadline: float, was_lost: bool = False) -> Reply:
         """Sends a call until there is a reply: the same call, which Redis executes once."""
-        key = self.outage_key(home)
+        place = self.family.name, home
         while True:
-            if outage := self.session.outage(key):
+            if outage := self.session.outage(REDIS) or self.session.outage(place):
                 raise outage.error(was_lost)
             if self.session.pid != os.getpid():  # a fork copies tasks and greenlets
                 raise CancelledError("this caller is of the parent process")
@@ -242,7 +241,9 @@ class Channel:
                 refused = refusal(code, failure, was_lost)
                 refused.__cause__ = failure
                 if code in OUTAGE:
-                    self.session.begin_outage(key, Outage("Redis", refused, partial(self._has_reply, home)))
+                    is_whole = not self.client.is_cluster or isinstance(failure, RedisClusterException)
+                    outage = Outage("Redis", refused, partial(self._has_reply, home))
+                    self.session.begin_outage(REDIS if is_whole else place, outage)
                 raise refused
             await self.session.sleep(PAUSE_SECONDS)
 
