@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
 
 class Client(Generic[D]):
     library: Any
-    channel: Any = Channel
+    channel_type: Any = Channel
 
     def __init__(self, redis: Any, namespace: str, **options: Unpack[Options]) -> None:
         self.namespace, self.is_own = namespace, isinstance(redis, Address)

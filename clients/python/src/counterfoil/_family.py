@@ -60,7 +60,7 @@ class Family(Generic[D]):
         """Its calls in this process or event loop."""
         session, key = self.client.session, (self.kind, self.name)
         channel: Channel | None = session.channels.get(key)
-        return channel or session.channels.setdefault(key, self.client.channel(self, session))
+        return channel or session.channels.setdefault(key, self.client.channel_type(self, session))
 
     def keys(self, partition: int, *names: str) -> Keys:
         return tuple(f"cf1:{{{self.name}/{partition}}}:{name}" for name in names)

@@ -147,7 +147,7 @@ class Counterfoil(_blocking.Counterfoil):
     """A client in memory. `families` has for each family what is not the default: `ids`, a regular expression,
     `separator`, `min`, `max`, and `windows`, a list of labels."""
 
-    channel = MemoryChannel
+    channel_type = MemoryChannel
 
     def __init__(self, namespace: str, families: Families = {}, **options: Unpack[Options]) -> None:
         super().__init__(Address("", 0), namespace, **options)
@@ -157,7 +157,7 @@ class Counterfoil(_blocking.Counterfoil):
 class AsyncCounterfoil(asyncio.Counterfoil):
     """The same for asyncio."""
 
-    channel = MemoryChannel
+    channel_type = MemoryChannel
 
     def __init__(self, namespace: str, families: Families = {}, **options: Unpack[Options]) -> None:
         super().__init__(Address("", 0), namespace, **options)
