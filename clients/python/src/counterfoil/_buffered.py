@@ -7,9 +7,10 @@ import zlib
 from itertools import chain
 from typing import Any, Iterable, Mapping, Union
 
-from ._channel import Before, Description, Request, Words
+from ._channel import Description, Request, Words
 from ._errors import CounterfoilError
 from ._family import D, Later, call, integer, valid
+from ._results import Before
 from ._value import ExactValues
 
 MAX_HITS = 1000

@@ -6,9 +6,10 @@ import secrets
 from itertools import chain
 from typing import Any, Callable
 
-from ._channel import ROUNDS, Request, Words, result_of
+from ._channel import ROUNDS, Request, Words
 from ._errors import NotCounted, value_of
 from ._family import D, call, integer, valid
+from ._results import result_of
 from ._value import ExactValues
 
 ReadRow = Callable[[str], Any]

@@ -16,10 +16,11 @@ from typing import Any, Mapping
 from typing_extensions import Unpack
 
 from . import _blocking, asyncio
-from ._channel import Before, Channel, Description, Entry, Keys
+from ._channel import Channel, Description, Entry, Keys
 from ._client import Options
 from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
 from ._redis import Address
+from ._results import Before
 
 EPOCH = "epoch"  # of all requests
 SLICES = 100  # of each window
