@@ -92,13 +92,13 @@ class Daemons:
                 try:
                     status, text, retry_after = await session.run(*request, seconds=seconds)
                 except asyncio.TimeoutError:  # before a thread was free
-                    status, text, retry_after = NO_REPLY, "no reply", 0
+                    status, text, retry_after = NO_REPLY, "no thread was free", 0
                 values = _values(text) if status == 200 else []
                 if len(values) == len(ids):
                     self._first = self.urls.index(url)
                     return values
                 replied = replied or status != NO_REPLY
-                explanation = f"{url}: {status or ''} {text[:2000]}"
+                explanation = f"{url}: {status or 'no reply'}: {text[:2000]}"
                 if 300 <= status < 500 and status != 429:
                     raise Misconfigured({404: "UNCONFIGURED", 409: "MISMATCH"}.get(status, "DAEMON"), explanation)
                 if retry_after:  # with others it would be refused again

@@ -66,8 +66,10 @@ class Latch(asyncio.Event):
     """Is set once. Tasks wait for it."""
 
     async def wait_until(self, deadline: float | None) -> bool:
+        if deadline is None:
+            return await self.wait()
         try:
-            async with timeout(deadline and deadline - time.monotonic()):
+            async with timeout(deadline - time.monotonic()):
                 return await self.wait()
         except asyncio.TimeoutError:
             return False
