@@ -367,7 +367,7 @@ class Library(Case):
     def test_a_blocking_pool_and_that_of_a_cluster(self):
         for is_cluster, kind in ((False, NotCounted), (True, OutcomeUnknown)):  # RedisCluster has sent the call before
             for error in (redis.ConnectionError("No connection available."), redis.exceptions.MaxConnectionsError()):
-                client = Counterfoil(plain(), NAMESPACE, retry_for=0.1)
+                client = Counterfoil(plain(), NAMESPACE, retry_for=0.3)
                 client.is_cluster, small = is_cluster, client.buffered("small")
                 client.run(small.channel.known(client.deadline()))
 
@@ -381,7 +381,7 @@ class Library(Case):
                     small.add(new_id())
 
     def test_a_server_without_a_connection_to_spare(self):
-        for client in (connected(retry_for=0.2), Counterfoil(plain(), NAMESPACE, retry_for=0.2)):
+        for client in (connected(retry_for=0.4), Counterfoil(plain(), NAMESPACE, retry_for=0.4)):
             views, id = client.buffered("views"), new_id()
             views.add(id)
             client.session._redis = mock.Mock(**{"execute_command.side_effect": redis.ConnectionError("max number of clients reached")})
@@ -394,7 +394,7 @@ class Library(Case):
 
 
     def test_a_cluster_that_cannot_be_reached_after_a_lost_reply(self):
-        client, id = connected(retry_for=0.2), new_id()
+        client, id = connected(retry_for=0.4), new_id()
         views = client.buffered("views")
         views.add(id)
 
@@ -416,7 +416,7 @@ class Library(Case):
         for error in (*refusals, redis.ResponseError("BUSY Redis is busy"), redis.AuthenticationError("Authentication required.")):
             for is_repeat in (True, False):
                 client, id = plain(), new_id()
-                views = Counterfoil(client, NAMESPACE, retry_for=0.1).buffered("views")
+                views = Counterfoil(client, NAMESPACE, retry_for=0.3).buffered("views")
                 views.add(id)
                 execute = client.execute_command
 
@@ -436,7 +436,7 @@ class Library(Case):
             client, id = plain(), new_id()
             execute = client.execute_command
             client.execute_command = lambda name, *words: execute(f"{name}", *words)
-            views = Counterfoil(client, NAMESPACE, retry_for=0.1).buffered("views")
+            views = Counterfoil(client, NAMESPACE, retry_for=0.3).buffered("views")
             views.add(id)
             client.execute_command = mock.Mock(side_effect=error)
             with self.assertRaises(OutcomeUnknown):

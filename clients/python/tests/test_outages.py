@@ -125,7 +125,7 @@ class Outages(Case):
         self.assertEqual(self.assert_recovers(views.add, id) - pending("views", id), 0)
 
     def test_a_refusal_of_a_call_is_no_outage(self):
-        client, id = connected(retry_for=0.1), new_id()
+        client, id = connected(retry_for=0.5), new_id()
         views = client.buffered("views")
         views.add(id)
         plain().config_set("maxmemory", 1)
