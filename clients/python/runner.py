@@ -13,6 +13,7 @@ import redis.asyncio
 
 import counterfoil
 import counterfoil.asyncio
+import counterfoil.testing
 
 ERRORS = {
     counterfoil.NotCounted: "not_counted",
@@ -28,6 +29,8 @@ def write(reply):
 
 
 def opened(line):
+    if line["library"] == "testing":
+        return counterfoil.testing.Counterfoil(line["namespace"], line["families"], **(line.get("options") or {}))
     is_async = line["library"] == "asyncio"
     package, library = (counterfoil.asyncio, redis.asyncio) if is_async else (counterfoil, redis)
     timeout = line.get("timeout", 2)

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -66,6 +67,27 @@ def in_child(function):
         finally:
             os._exit(0)
     return child
+
+
+def silent_server(case):
+    """A socket that accepts connections, and never replies."""
+    server = socket.socket()
+    case.addCleanup(server.close)
+    server.bind(("127.0.0.1", 0))
+    server.listen(100)
+    return "127.0.0.1:%d" % server.getsockname()[1]
+
+
+def attempts_of(session):
+    """Returns a list of the attempts to send a call from now on."""
+    execute, attempts = session.execute, []
+
+    async def noted(*args):
+        attempts.append(args)
+        return await execute(*args)
+
+    session.execute = noted
+    return attempts
 
 
 class Stop(Exception):

@@ -12,7 +12,7 @@ PROGRAM = """if True:
     library = importlib.import_module(name)
     importlib.import_module("gevent.monkey").patch_all() if name == "gevent" else library.monkey_patch()
     import counterfoil, redis
-    client = counterfoil.Counterfoil.connect("unix://" + path, namespace, timeout=0.5, later_every=0.3)
+    client = counterfoil.Counterfoil.connect("unix://" + path, namespace, timeout=0.5, retry_for=10, later_every=0.3)
     views, results, limits = client.buffered("views"), {}, 0
 
     def add(id, times=1):

@@ -53,11 +53,24 @@ class Stub:
             def log_message(self, *_):
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        case.addCleanup(self.server.server_close)
-        case.addCleanup(self.server.shutdown)
+            def do_GET(self):  # is it available?
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        self._handler, self._port = Handler, 0
+        self.start()
+        self._port = self._server.server_port
+        self.url = f"http://127.0.0.1:{self._port}"
+        case.addCleanup(self.stop)
+
+    def start(self):
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self):
+        self._server.shutdown()
+        self._server.server_close()
 
 
 class Values(Case):
@@ -117,6 +130,78 @@ class Values(Case):
         busy = Stub(self, 503, [("Retry-After", 1)])
         self.assert_raises(NotCounted, "DAEMON", views_by(busy.url, retry_for=2).value, "a")
         self.assertIn(len(busy.requests), (2, 3, 4))
+
+    def test_defaults(self):
+        views, errors = views_by([NOBODY, NOBODY]), []
+
+        def of_row(error):
+            errors.append(error.reason)
+            return 5
+
+        self.assertEqual((views.value("a", 3), views.value("a", of_row), errors), (3, 5, ["DAEMON"]))
+        self.assertEqual(views.values(["a", "b"], 3), [3, 3])
+        self.assertEqual(views.values(["a", "b"], (3, 4)), [3, 4])
+        self.assertEqual(views.values(["a", "b"], lambda error: [6, 7]), [6, 7])
+        self.assertEqual(views.values([], 3), [])
+        self.assert_raises(Misconfigured, "UNCONFIGURED", connected().buffered("none").value, "a", 3)
+        self.assert_raises(NotCounted, "BADID", views.value, "", 3)
+        self.assertEqual(views_by(DAEMON).value(new_id(), 3), 0)
+        daily = Counterfoil.connect("unix:///nowhere.sock", NAMESPACE, daemon=DAEMON, retry_for=0.2).visitors("daily")
+        self.assertEqual(daily.value("a", "2026-11-25", 3), 3)
+        self.assertEqual(daily.values([("a", "2026-11-25")], [4]), [4])
+
+    def test_defaults_of_asyncio(self):
+        async def shown():
+            async with AsyncCounterfoil.connect(f"unix://{SOCKET}", NAMESPACE, daemon=NOBODY, retry_for=0.2) as client:
+                views = client.buffered("views")
+                return await views.value("a", 3), await views.value("a", of_row), await views.values(["a", "b"], lambda _: 7)
+
+        async def of_row(error):
+            return 5
+
+        self.assertEqual(asyncio.run(shown()), (3, 5, [7, 7]))
+
+    def test_an_outage_of_the_daemon(self):
+        stub = Stub(self)
+        views = views_by(stub.url)
+        stub.stop()
+        self.assert_raises(NotCounted, "DAEMON", views.value, "a")
+        start = time.monotonic()
+        error = self.assert_raises(NotCounted, "DAEMON", views.value, "a")
+        self.assertEqual([views.value("a", 3) for _ in range(10)], [3] * 10)
+        self.assertLess(time.monotonic() - start, 0.2)
+        self.assertIn("the daemon has been unreachable for 0 s: ", str(error))
+        views.add(new_id())  # Redis is available
+        stub.start()
+        while views.value("a", 3) == 3:
+            self.assertLess(time.monotonic() - start, 4)
+            time.sleep(0.02)
+
+    def test_a_busy_daemon_is_no_outage(self):
+        views = views_by(Stub(self, 503).url)
+        self.assert_raises(NotCounted, "DAEMON", views.value, "a")
+        self.assertEqual(views.client.session.outages, {})
+
+    def test_a_silent_daemon_does_not_block_an_event_loop(self):
+        silent = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(silent.close)
+
+        async def shown():
+            daemon = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            async with AsyncCounterfoil.connect(f"unix://{SOCKET}", NAMESPACE, daemon=daemon) as client:
+                views, pauses = client.buffered("views"), [0.0]
+                start = time.monotonic()
+                reads = asyncio.gather(*(views.value("a", 3) for _ in range(100)))
+                while not reads.done():
+                    before = time.monotonic()
+                    await asyncio.sleep(0.01)
+                    pauses.append(time.monotonic() - before)
+                return await reads, time.monotonic() - start, max(pauses)
+
+        values, seconds, pause = asyncio.run(shown())
+        self.assertEqual(values, [3] * 100)
+        self.assertLess(seconds, 1.5)
+        self.assertLess(pause, 0.45)
 
     def test_replies_that_do_not_pass(self):
         for status, reason in ((302, "DAEMON"), (401, "DAEMON"), (404, "UNCONFIGURED"), (409, "MISMATCH")):

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, Callable, Coroutine
 
 import redis
 
-from ._client import Client, Session
+from . import _exit
+from ._client import END_SECONDS, Client, Session
 from ._family import Blocking, T
-
-_senders: set[Counterfoil] = set()  # clients that may have sums
-
-
-@atexit.register  # at the import, so that it runs after what applications register later
-def _close_all() -> None:
-    with ExitStack() as stack:
-        for client in list(_senders):
-            stack.callback(client.close)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -50,9 +41,9 @@ class Counterfoil(Client[Blocking]):
         return self.sessions.get(pid) or self.sessions.setdefault(pid, Process(self))
 
     def close(self) -> None:
-        """Sends what `later` took, and closes the connections that are its own. As soon as it begins, `later`
-        raises `NotCounted("CLOSED")`; what cannot be sent is dropped and reported."""
-        self.session.close()
+        """Sends what `later` took, within 5 s, and closes the connections that are its own. As soon as it
+        begins, `later` raises `NotCounted("CLOSED")`; what cannot be sent is dropped and reported."""
+        self.session.close(time.monotonic() + END_SECONDS)
 
     def __enter__(self) -> Counterfoil:
         return self
@@ -62,18 +53,20 @@ class Counterfoil(Client[Blocking]):
 
 
 class Latch:
-    """What `asyncio.Event` is, for threads."""
+    """Is set once. Threads wait for it."""
 
     def __init__(self) -> None:
         self._lock, self._thread = threading.Lock(), threading.get_ident()
         self._lock.acquire()
         self.set = self._lock.release
 
-    async def wait(self) -> None:
+    async def wait_until(self, deadline: float | None) -> bool:
         if self._thread == threading.get_ident():
             raise RuntimeError("the handler of a signal, or a callback, waits for the call it is in")
-        with self._lock:
-            pass
+        is_set = self._lock.acquire(timeout=-1 if deadline is None else max(deadline - time.monotonic(), 0))
+        if is_set:
+            self._lock.release()
+        return is_set
 
 
 class Process(Session):
@@ -92,26 +85,37 @@ class Process(Session):
     async def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def run(self, function: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
         return function(*args)
+
+    def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], bool]:
+        thread = threading.Thread(target=lambda: run(function()), name="counterfoil probe", daemon=True)
+        with suppress(RuntimeError):  # there are too many, or Python exits
+            thread.start()
+        return thread.is_alive
 
     def wake(self) -> None:
         """Starts the thread that sends sums, or wakes it."""
+        if _exit.is_sudden():
+            for sums in self.sums:
+                run(sums.send(self.client.deadline()))
+            if not self.has_sums:
+                return
         self._awake.set()
         if not self._thread or not self._thread.is_alive():
-            _senders.add(self.client)
+            _exit.register(self)
             self._thread = threading.Thread(target=self._send_sums, name="counterfoil", daemon=True)
             with suppress(RuntimeError):  # there are too many, or Python exits
                 self._thread.start()
 
-    def close(self) -> None:
+    def close(self, deadline: float) -> None:
         self.is_closed = True
         self._awake.set()
         try:
-            run(self.flush(self.sums))
+            run(self.end(deadline))
         finally:
             if not self.has_sums:  # else it was interrupted
-                _senders.discard(self.client)
+                _exit.unregister(self)
                 if self.client.is_own and self._redis:
                     self._redis.close()
 

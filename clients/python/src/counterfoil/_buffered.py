@@ -7,15 +7,17 @@ import zlib
 from itertools import chain
 from typing import Any, Iterable, Mapping, Union
 
+from ._channel import Description, Request, Words
 from ._errors import CounterfoilError
-from ._family import Before, D, Description, Request, Words, call, integer, valid
+from ._family import D, Later, call, integer, valid
+from ._results import Before
 from ._value import ExactValues
 
 MAX_HITS = 1000
 Result = Union[int, None, CounterfoilError]
 
 
-class Buffered(ExactValues[D]):
+class Buffered(ExactValues[D], Later[D]):
     """Counters that are summed in Redis, and written to MySQL within a minute by default.
 
     An id is a str of 1 to 255 bytes, a delta a 64-bit integer.
@@ -54,21 +56,12 @@ class Buffered(ExactValues[D]):
     @call
     async def request_epoch(self, request: str, id: str) -> str:
         """Returns the epoch that a job stores before its first `add_once`."""
-        return await self.channel.request_epoch(request, id)
+        return await self.channel.request_epoch(valid(request, 64), valid(id))
 
     def later(self, id: str, delta: int = 1) -> None:
         """Adds to a sum in the process, which is sent within milliseconds. Never waits. A killed process
         loses its sums."""
-        channel = self.channel
-        channel.check_known(valid(id))
-        channel.sums.take(id, integer(delta))
-        channel.session.wake()
-
-    @call
-    async def flush(self) -> None:
-        """Waits until all that `later` took is counted, and raises the first error of what was not since the
-        last flush."""
-        await self.client.session.flush([self.channel.sums])
+        self._later(valid(id), integer(delta))
 
     def partition(self, description: Description, change: Any, request: Request | None = None) -> int:
         if description.settings.get("wide"):  # a request has the same partition in every process

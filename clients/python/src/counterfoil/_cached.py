@@ -6,8 +6,10 @@ import secrets
 from itertools import chain
 from typing import Any, Callable
 
+from ._channel import ROUNDS, Request, Words
 from ._errors import NotCounted, value_of
-from ._family import ROUNDS, D, Request, Words, call, integer, result_of, valid
+from ._family import D, call, integer, valid
+from ._results import result_of
 from ._value import ExactValues
 
 ReadRow = Callable[[str], Any]
@@ -37,7 +39,7 @@ class Cached(ExactValues[D]):
     @call
     async def request_epoch(self, request: str, id: str) -> str:
         """Returns the epoch that a job stores before its first `incr_once`."""
-        return await self.channel.request_epoch(request, id)
+        return await self.channel.request_epoch(valid(request, 64), valid(id))
 
     @call
     async def set(self, id: str, value: int) -> int:
@@ -59,22 +61,27 @@ class Cached(ExactValues[D]):
     async def _with_base(self, id: str, change: Any, request: Request | None = None) -> int:
         """Makes a change, or only reads, and does so again when a miss was seeded."""
         id = valid(id)
+        deadline = self.client.read_deadline() if change is None else self.client.deadline()
         for _ in range(ROUNDS):
-            result = await (self._get(id) if change is None else self.channel.change(id, change, request=request))
+            if change is None:
+                result = await self._get(id, deadline)
+            else:
+                result = await self.channel.change(id, change, request=request, deadline=deadline)
             if isinstance(result, int):
                 return result
-            await self.client.session.share((self.name, id, result), self._seed, id, result)
+            await self.client.session.share((self.name, id, result), deadline, self._seed, id, result, deadline)
         raise NotCounted("MISS", "the counter was deleted again and again", temporary=True)
 
-    async def _get(self, id: str) -> Any:
-        partition, _ = await self.channel.described(id)
-        keys = self.keys(partition, "base", "buffer", "batch", "meta")
-        _, reply = await self.channel.read("cached_get", keys, [1, "", secrets.token_hex(8), id])
+    async def _get(self, id: str, deadline: float) -> Any:
+        partition, _ = await self.channel.described(deadline, id)
+        keys, args = self.keys(partition, "base", "buffer", "batch", "meta"), [1, "", secrets.token_hex(8), id]
+        _, reply = await self.channel.read("cached_get", self.channel.home(partition), keys, args, deadline)
         if reply == b"UNCONFIGURED":
-            raise NotCounted("UNCONFIGURED", f"{self.name} in the partition of {id!r}", temporary=True)
+            explanation = f"the daemon has not configured the partition of {id!r} in {self.name} yet"
+            raise NotCounted("UNCONFIGURED", explanation, temporary=True)
         return value_of(result_of(reply))
 
-    async def _seed(self, id: str, ticket: str) -> None:
+    async def _seed(self, id: str, ticket: str, deadline: float) -> None:
         """Reads the row after the ticket was received, and makes its value the base."""
         if self._read_row:
             try:
@@ -83,10 +90,11 @@ class Cached(ExactValues[D]):
             except Exception as error:
                 raise NotCounted("ROW", f"read_row failed: {error!r}", temporary=True) from error
         else:
-            (row,) = await self.find([id])
+            (row,) = await self.find([id], deadline)
             value = "-" if row is None else row
-        partition, _ = await self.channel.described(id)
-        keys = self.keys(self.channel.home(partition), "calls") + self.keys(partition, "base")
-        _, word = await self.channel.read("cached_seed", keys, ["", id, ticket, value])
+        partition, _ = await self.channel.described(deadline, id)
+        home = self.channel.home(partition)
+        keys = self.keys(home, "calls") + self.keys(partition, "base")
+        _, word = await self.channel.read("cached_seed", home, keys, ["", id, ticket, value], deadline)
         if word in (b"NOROW", b"BEYOND"):
             raise NotCounted(word.decode())

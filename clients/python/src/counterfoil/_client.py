@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from typing import Any, Generic
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from typing_extensions import Self, TypedDict, Unpack
 
 from ._buffered import Buffered
 from ._cached import Cached, ReadRow
-from ._errors import CounterfoilError, Misconfigured, value_of
-from ._family import PAUSE_SECONDS, D
-from ._redis import Address, checked
+from ._channel import Channel
+from ._errors import CounterfoilError, Misconfigured, NotCounted, value_of
+from ._family import D, Family
+from ._outage import PROBE_SECONDS, Outage
+from ._redis import NOT_SENT, Address, checked
 from ._series import Series
 from ._sums import OnError
 from ._value import Daemons
 from ._visitors import ActivityCounters, Visitors
 
+F = TypeVar("F", bound=Family[Any])
 MAX_RETRY_SECONDS = 30  # that long Redis surely remembers a call
+END_SECONDS = 5  # that the end of a process waits for sums
 
 
 class Options(TypedDict, total=False):
     """Options of a client.
 
-    - `retry_for`: for how many seconds a call is repeated if there is no reply; 10 by default, at most 30
+    - `retry_for`: within how many seconds a call that counts ends if there is no reply, and a read in half of
+      them; 1 by default, at most 30
     - `later_every`: for how many seconds sums of `later` wait in the process; 0.005 by default
     - `daemon`, `token`: the URL of the daemon's HTTP API, or those of several daemons, and their token
     """
@@ -37,21 +44,23 @@ class Options(TypedDict, total=False):
 
 class Client(Generic[D]):
     library: Any
+    channel_type: Any = Channel
 
     def __init__(self, redis: Any, namespace: str, **options: Unpack[Options]) -> None:
         self.namespace, self.is_own = namespace, isinstance(redis, Address)
         self.redis = redis if self.is_own else checked(redis, self.library)
         self.shows_sends = self.is_own  # a wrapper of an application's client may hide them
         address = redis.address if isinstance(redis, Address) else ""
+        self.attempt_seconds = redis.timeout if isinstance(redis, Address) else 0
         self.is_cluster = not isinstance(address, str) or isinstance(redis, self.library.RedisCluster)
-        self.retry_for, self.later_every = options.get("retry_for", 10), options.get("later_every", 0.005)
+        self.retry_for, self.later_every = options.get("retry_for", 1), options.get("later_every", 0.005)
         self.sessions: dict[Any, Any] = {}
         self.on_errors: dict[str, OnError] = {}  # by family
         if unknown := options.keys() - Options.__annotations__.keys():
             raise Misconfigured("OPTION", f"there is no {', '.join(sorted(unknown))}")
         if not 0 < self.retry_for <= MAX_RETRY_SECONDS:
             raise Misconfigured("OPTION", f"retry_for is at most {MAX_RETRY_SECONDS}, not {self.retry_for}")
-        self.daemons = Daemons(options.get("daemon") or [], options.get("token"), self.retry_for)
+        self.daemons = Daemons(options.get("daemon") or [], options.get("token"))
 
     @classmethod
     def connect(
@@ -59,7 +68,7 @@ class Client(Generic[D]):
         address: str | list[str],
         namespace: str,
         *,
-        timeout: float = 2,
+        timeout: float = 0.4,
         tls_ca: str | None = None,
         tls_verify: bool = True,
         **options: Unpack[Options],
@@ -67,7 +76,8 @@ class Client(Generic[D]):
         """Makes connections of its own: to a URL such as `redis://localhost`, `rediss://localhost` (TLS) or
         `unix:///run/redis.sock`, or to a list of nodes of a cluster.
 
-        `timeout` is the time limit of connecting and of a reply, in seconds. With `rediss://`, `tls_ca` is the
+        `timeout` is the time limit of connecting and of a reply, in seconds: a call is not repeated if that
+        could end after `retry_for`. With `rediss://`, `tls_ca` is the
         file of the authority that signed the server's certificate, in PEM, and `tls_verify=False` accepts any
         certificate. The library's own retries are off, so that a call that Redis does not know (`EXPIRED`) can
         be made anew.
@@ -77,13 +87,14 @@ class Client(Generic[D]):
     def deadline(self) -> float:
         return time.monotonic() + self.retry_for
 
+    def read_deadline(self) -> float:
+        return time.monotonic() + self.retry_for / 2
+
     def buffered(self, family: str, *, on_error: OnError | None = None) -> Buffered[D]:
         """Sums of deltas. `on_error(family, id, delta, error)` is called for each sum of `later` that is
-        dropped: the last function that was given for the family."""
-        counters: Buffered[D] = Buffered(self, family)
-        if on_error:
-            self.on_errors[counters.name] = on_error
-        return counters
+        dropped: the last function that was given for the family. Series give it a name in place of the id,
+        and activity a page."""
+        return self._reporting(Buffered(self, family), on_error)
 
     def cached(self, family: str, *, read_row: ReadRow | None = None) -> Cached[D]:
         """Values that return with each change. The daemon reads the rows of counters that are not in Redis.
@@ -94,33 +105,42 @@ class Client(Generic[D]):
         thread."""
         return Cached(self, family, read_row)
 
-    def series(self, family: str) -> Series[D]:
+    def series(self, family: str, *, on_error: OnError | None = None) -> Series[D]:
         """Counts by slices of time."""
-        return Series(self, family)
+        return self._reporting(Series(self, family), on_error)
 
-    def activity(self, family: str) -> ActivityCounters[D]:
+    def activity(self, family: str, *, on_error: OnError | None = None) -> ActivityCounters[D]:
         """Views and visitors of the last minutes."""
-        return ActivityCounters(self, family)
+        return self._reporting(ActivityCounters(self, family), on_error)
 
-    def visitors(self, family: str) -> Visitors[D]:
+    def visitors(self, family: str, *, on_error: OnError | None = None) -> Visitors[D]:
         """Distinct visitors of a day."""
-        return Visitors(self, family)
+        return self._reporting(Visitors(self, family), on_error)
+
+    def _reporting(self, family: F, on_error: OnError | None) -> F:
+        if on_error:
+            self.on_errors[family.name] = on_error
+        return family
 
 
 class Session:
     """The connections of a process or an event loop, and what it knows of families.
 
     Calls are written once, as coroutines that await `execute`, `sleep`, `run` and `latch` of a subclass.
-    Those of asyncio suspend a coroutine; the blocking ones block, so it runs to its end in one step.
+    Those of asyncio suspend a coroutine; the blocking ones block, so it runs to its end in one step. `spawn`
+    runs a coroutine function in the background, and returns a function that says whether it still runs.
     """
 
     sleep: Any
     latch: Any
+    spawn: Any
     is_closed = False
+    ends_at = math.inf  # for all calls
 
     def __init__(self, client: Any) -> None:
         self.client, self.pid = client, os.getpid()
         self.channels: dict[Any, Any] = {}
+        self.outages: dict[Any, Outage] = {}
         self._shared: dict[Any, Any] = {}
         self._redis = None if client.is_own else client.redis
 
@@ -131,8 +151,9 @@ class Session:
             self._redis = self.client.redis.connect(self.client.library)
         return self._redis
 
-    async def share(self, key: Any, function: Any, *args: Any) -> None:
-        """Calls a coroutine function, or waits for the caller that is doing so for this key."""
+    async def share(self, key: Any, deadline: float | None, function: Any, *args: Any) -> None:
+        """Calls a coroutine function, or waits for the caller that is doing so for this key, whose deadline may
+        be later."""
         mine = self.latch()
         latch: Any = ()
         try:  # an interrupt may follow each call
@@ -147,8 +168,26 @@ class Session:
                 del self._shared[key]
                 mine.set()
         if latch is not mine:
-            await latch.wait()
+            if not await latch.wait_until(deadline):
+                raise NotCounted(NOT_SENT, "no time was left to send it", temporary=True)
             value_of(getattr(latch, "error", None))
+
+    def outage(self, key: Any) -> Outage | None:
+        outage = self.outages.get(key)
+        if outage and not outage.lasts:
+            self.outages.pop(key, None)
+            return None
+        return outage
+
+    def begin_outage(self, key: Any, outage: Outage) -> None:
+        if not self.outage(key):
+            outage.is_probed = self.spawn(partial(self._probe, outage))
+            self.outages[key] = outage
+
+    async def _probe(self, outage: Outage) -> None:
+        await self.sleep(PROBE_SECONDS)
+        while not self.is_closed and not await outage.probe():
+            await self.sleep(PROBE_SECONDS)
 
     @property
     def sums(self) -> list[Any]:
@@ -156,21 +195,34 @@ class Session:
 
     @property
     def has_sums(self) -> bool:
-        return any(sums.waiting for sums in self.sums)
+        return not all(sums.is_empty for sums in self.sums)
 
     async def send_sums(self) -> None:
         """Sends sums until none is left. `later` may take more in the moment before each call."""
-        while self.has_sums:
+        while self.has_sums and not self.is_closed:
             await self.sleep(self.client.later_every)
             for sums in self.sums:
                 await sums.send(self.client.deadline())
             if any(sums.temporary for sums in self.sums):  # until Redis is available
-                await self.sleep(PAUSE_SECONDS)
+                await self.sleep(PROBE_SECONDS)
 
-    async def flush(self, all_sums: list[Any]) -> None:
-        """Sends what `later` took, and raises the first error."""
-        deadline = self.client.deadline()
-        for sums in all_sums * 2:  # a send that was under way may not have the last ones
-            await sums.send(deadline)
-        for sums in all_sums:
+    async def end(self, deadline: float) -> None:
+        """Sends what `later` took. In an outage Redis gets one more chance."""
+        self.ends_at = deadline
+        for key, outage in list(self.outages.items()):
+            if self.has_sums and time.monotonic() < deadline and await outage.probe():
+                self.outages.pop(key, None)
+            else:
+                outage.is_probed = lambda: True  # the background may have ended before
+        for sums in self.sums:
+            while not sums.is_empty:  # a send that was under way may leave some
+                await sums.send(deadline, is_last=True)
+        for sums in self.sums:
             sums.raise_error()
+
+    async def flush(self, sums: Any) -> None:
+        """Sends what `later` took in a family, and raises the first error."""
+        deadline = self.client.deadline()
+        for _ in range(2):  # a send that was under way may not have the last ones
+            await sums.send(deadline)
+        sums.raise_error()

@@ -5,16 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-HINTS = {
-    "CROSSSLOT": "the server is a cluster, use RedisCluster",
+HINTS = {  # where Redis sends no more than a word
     "EXPIRED": "Redis no longer knows the call or its request: it lost its memory, or they are too old",
-    "MOVED": "the server is a cluster, use RedisCluster",
     "BADTIME": "the time is ahead, or neither a window nor what is kept takes it any more",
     "NOCALENDAR": "Redis does not know the current day or month, because no daemon serves the family",
     "MISMATCH": "the family has changed in Redis",
     "PASSED": "two processes use one caller name",
-    "UNCONFIGURED": "no daemon has configured the family in this Redis: start the daemon, or declare the family"
-    " in its counterfoil.toml; or its name or the number of the Redis database is wrong",
 }
 
 
@@ -31,7 +27,7 @@ class CounterfoilError(Exception):
     ) -> None:
         super().__init__(reason, explanation, value, temporary)
         self.reason, self.value, self.temporary = reason, value, temporary
-        self.explanation = ": ".join(filter(None, [explanation, HINTS.get(reason)]))
+        self.explanation = explanation or HINTS.get(reason, "")
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.explanation}" if self.explanation else self.reason

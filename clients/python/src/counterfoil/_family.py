@@ -1,40 +1,15 @@
-"""A family, and what the calls of all kinds have in common: epochs, callers, repeats."""
+"""A family, and what is common to those of all kinds."""
 
 from __future__ import annotations
 
 import functools
-import json
-import os
-import re
-import secrets
-import time
 import zlib
-from asyncio import CancelledError
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Optional, Tuple, TypeVar, overload
+from typing import Any, Callable, Coroutine, Generic, TypeVar, overload
 
 from typing_extensions import Concatenate, ParamSpec
 
-from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
-from ._redis import CONNECTING, FAILURES, LOST, NOT_COUNTED, NOT_SENT, REPEATED, SHA1, SOURCES
-from ._redis import Command, code_of, refusal
-from ._sums import Sums
-
-EPOCH_SECONDS = 30
-PAUSE_SECONDS = 0.05
-CONFIGURED_WITHIN_SECONDS = 3  # the daemon takes what is wanted every second
-WANTED = ("cf1:wanted",)
-CALLS = "calls", "calls_before"
-REQUESTS = "requests", "requests_before"
-Call = Tuple[Any, ...]  # words of a command
-Keys = Tuple[str, ...]
-Words = Tuple[str, Keys, List[Any]]  # script, keys, arguments
-Reply = Tuple[bytes, List[Any], bool]  # status, words, whether an earlier reply was lost
-Request = Tuple[str, Optional[str]]  # its name, and the generation that a job stored
-ROUNDS = 10
-MAX_N = 2**53  # the largest number of a call
-MAX_STEP = 2**20  # numbers grow by random steps, which differ in two machines resumed from one snapshot
+from ._channel import Channel, Description, Keys, Request, Words
+from ._errors import NotCounted
 
 
 class Blocking:
@@ -68,7 +43,10 @@ class call(Generic[P, T]):
 
 
 class Family(Generic[D]):
-    """A family. The class of each kind has its calls, and makes their keys and arguments."""
+    """A family. The class of each kind has its calls, and makes their keys and arguments.
+
+    A change is a tuple: an id, a name or a page, perhaps more of a key, and at its end a number.
+    """
 
     kind = ""
     limit = 100  # changes of a call
@@ -82,7 +60,7 @@ class Family(Generic[D]):
         """Its calls in this process or event loop."""
         session, key = self.client.session, (self.kind, self.name)
         channel: Channel | None = session.channels.get(key)
-        return channel or session.channels.setdefault(key, Channel(self, session))
+        return channel or session.channels.setdefault(key, self.client.channel_type(self, session))
 
     def keys(self, partition: int, *names: str) -> Keys:
         return tuple(f"cf1:{{{self.name}/{partition}}}:{name}" for name in names)
@@ -108,361 +86,20 @@ class Family(Generic[D]):
         return []
 
 
-class Description(NamedTuple):
-    """The reply of family_epoch."""
+class Later(Family[D]):
+    """A family whose hits may be summed in the process."""
 
-    asked_at: float
-    now: bytes
-    generation: bytes  # of requests
-    partitions: int
-    settings: dict[str, Any]
-    ids: re.Pattern[str]
+    def _later(self, *change: Any) -> None:
+        channel = self.channel
+        channel.check_known(change)
+        channel.sums.take(change[:-1], change[-1])
+        channel.session.wake()
 
-    def check(self, id: str) -> str:
-        """Refuses an id that can have no row."""
-        if self.ids.fullmatch(id):
-            return id
-        raise NotCounted("BADID", f"{id!r} can have no row, expected {self.settings['ids_in_words']}")
-
-
-class Queue:
-    """Group commit: one call at a time, of the changes that arrived while the one before was under way."""
-
-    def __init__(self, home: int, partitions: int) -> None:
-        self.home, self.partitions = home, partitions
-        self.waiting: list[Entry] = []
-        self.batch: list[Entry] = []  # those of the call under way
-        self.call: Call = ()
-        self.error: CounterfoilError | None = None  # of the call before
-        self.caller, self.n = "", 0
-
-
-@dataclass(eq=False)
-class Entry:
-    """A change for a queue. The `result`, a value or an error, is set when it is `settled`."""
-
-    queue: Any
-    partition: int
-    change: Any
-    deadline: float
-    result: Any = None
-    settled: bool = False
-    is_alone: bool = False  # in its call, after one with others was refused
-    request: Request | None = None
-
-
-class Channel:
-    """What a session knows of a family, and the calls that it makes."""
-
-    def __init__(self, family: Any, session: Any) -> None:
-        self.family, self.session, self.client = family, session, session.client
-        self.sums = Sums(self)
-        self.descriptions: dict[int, Description] = {}
-        self._last: Description | None = None
-        self._queues: dict[tuple[int, int], Queue] = {}
-
-    def home(self, partition: int) -> int:
-        """The partition whose memory has the calls of `partition`."""
-        return partition if self.client.is_cluster else 0
-
-    async def known(self, deadline: float = 0) -> Any:
-        """The last description of the family, or the error if there is none."""
-        try:
-            return self._last or await self.describe(0, deadline)
-        except CounterfoilError as error:
-            return error
-
-    async def described(self, *change: Any) -> tuple[int, Description]:
-        """The partition of a change, and a fresh description of the family."""
-        known = value_of(await self.known())
-        partition = self.family.partition(known, self.family.checked(known, change))
-        return partition, await self.describe(self.home(partition))
-
-    def check_known(self, id: str) -> None:
-        """Refuses an id that can have no row, as far as this is known without waiting."""
-        if self._last:
-            self._last.check(id)
-
-    async def describe(self, home: int = 0, deadline: float = 0) -> Description:
-        """Returns the family and its current epoch, as Redis replied less than 30 s ago. Callers share a call."""
-        deadline = deadline or self.client.deadline()
-        while True:
-            known = self.descriptions.get(home)
-            if known and time.monotonic() < known.asked_at + EPOCH_SECONDS:
-                return known
-            try:
-                await self.session.share((self, home), self.ask, home, deadline)
-            except CounterfoilError as error:  # of a caller whose deadline may have been earlier
-                if error.reason not in REPEATED or time.monotonic() + PAUSE_SECONDS >= deadline:
-                    raise
-
-    async def ask(self, home: int, deadline: float = 0) -> Description:
-        """Asks Redis for the family and its current epoch."""
-        start = time.monotonic()
-        while True:
-            asked_at, last = time.monotonic(), self._last
-            args = [self.family.kind, last.partitions if last else "", "", ""]
-            status, *words = await self.read("family_epoch", self.family.keys(home, *CALLS, *REQUESTS), args, deadline)
-            if status == b"OK":
-                settings = json.loads(words[4])
-                ids = re.compile(settings["ids"])
-                self._last = Description(asked_at, words[0], words[1], int(words[3]), settings, ids)
-                self.descriptions[home] = self._last
-                return self._last
-            if status == b"MISMATCH":
-                self.descriptions, self._last = {}, None
-                found = f"a {words[0].decode()} family with {int(words[1])} partitions"
-                raise Misconfigured("MISMATCH", f"{self.family.name} is {found} now")
-            why = await self._announce(deadline)
-            if time.monotonic() > start + min(self.client.retry_for, CONFIGURED_WITHIN_SECONDS):
-                raise NotCounted("UNCONFIGURED", self.family.name + why, temporary=True)
-            await self.session.sleep(PAUSE_SECONDS)
-
-    async def _announce(self, deadline: float) -> str:
-        """Announces the family to the daemon, which may know it. Returns why that failed."""
-        try:
-            status, *_ = await self.read("family_want", WANTED, [self.family.name], deadline)
-        except CounterfoilError as error:
-            return f", and the daemon was not asked for it: {error}"
-        return "" if status == b"OK" else f", and {WANTED[0]} is full: no daemon takes names"
-
-    def check_partitions(self, description: Description, partitions: int) -> None:
-        if description.partitions != partitions:
-            raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
-
-    async def read(self, script: str, keys: Keys, args: list[Any], deadline: float = 0) -> list[Any]:
-        """Makes a call that may be made any number of times. Returns status and words."""
-        try:
-            call = words_of(script, keys, args)
-            status, words, _ = await self.send(call, deadline or self.client.deadline())
-        except OutcomeUnknown as error:
-            is_temporary = error.reason in REPEATED | NOT_COUNTED
-            kind = NotCounted if is_temporary else Misconfigured
-            raise kind(error.reason, error.explanation, temporary=is_temporary) from error.__cause__
-        return [status, *words]
-
-    async def read_of_home(self, script: str, partition: int, names: Keys, keys: Keys, arg: Any) -> list[Any]:
-        """Makes a read that needs the settings at the home of a partition's calls, and returns the words after OK."""
-        home = self.home(partition)
-        keys = self.family.keys(home, "calls", *names) + keys
-        for _ in range(ROUNDS):
-            status, *words = await self.read(script, keys, [arg, ""])
-            if status != b"MISMATCH":
-                break
-            self.descriptions.pop(home, None)  # Redis was emptied, or the settings have changed
-            await self.describe(home)
-            await self.session.sleep(PAUSE_SECONDS)
-        if status == b"OK":
-            return words
-        reason = status.decode()
-        raise NotCounted(reason, f"{script} {arg!r} of {self.family.name}", temporary=reason == "NOCALENDAR")
-
-    async def send(self, call: Call, deadline: float, was_lost: bool = False) -> Reply:
-        """Sends a call until there is a reply: the same call, which Redis executes once."""
-        while True:
-            if self.session.pid != os.getpid():  # a fork copies tasks and greenlets
-                raise CancelledError("this caller is of the parent process")
-            before = call[0].sends
-            try:
-                status, *words = await self.session.execute(call, deadline)
-                sends = call[0].sends - before
-                self.client.shows_sends = sends > 0
-                return status, words, was_lost or sends != 1
-            except FAILURES as error:
-                failure, code = error, code_of(error, self.client.is_cluster)
-            sends = call[0].sends - before
-            # that of an application may be refused by another node than the one that it sent the call to
-            is_other = self.client.is_cluster and not self.client.is_own and code in CONNECTING
-            if sends == 1:
-                was_lost = was_lost or code == LOST or is_other
-            else:
-                was_lost = was_lost or sends > 1 or not self.client.shows_sends
-            if code == "NOSCRIPT":
-                call = (Command("EVAL"), SOURCES[call[1]], *call[2:])
-                continue
-            if code == LOST and not sends and self.client.shows_sends:
-                code = NOT_SENT
-            if code not in REPEATED or time.monotonic() + PAUSE_SECONDS >= deadline:
-                raise refusal(code, failure, was_lost) from failure
-            await self.session.sleep(PAUSE_SECONDS)
-
-    async def change(self, *change: Any, request: Request | None = None) -> Any:
-        """Counts a change, in a call with others that wait. Returns its result."""
-        for _ in range(ROUNDS):
-            [result] = await self.change_all([change], request)
-            is_outdated = isinstance(result, NotCounted) and result.reason == "MISMATCH"
-            if not is_outdated or not result.temporary:
-                break
-        return value_of(result)
-
-    async def request_epoch(self, request: str, id: str) -> str:
-        """The current generation of requests: a job that runs later needs it from Redis."""
-        known = value_of(await self.known())
-        partition = self.family.partition(known, (known.check(valid(id)),), (valid(request, 64), None))
-        return (await self.ask(self.home(partition))).generation.decode()
-
-    async def change_all(self, changes: list[Any], request: Request | None = None) -> list[Any]:
-        """Counts changes, and returns the result of each. An error in place of a change is its result."""
-        deadline = self.client.deadline()
-        known = await self.known(deadline)
-        entries = [self.enter(known, change, deadline, request) for change in changes]
-        try:
-            return await self.settle(entries)
-        except CancelledError:  # no other thread changes the queues of an event loop
-            for entry in entries:
-                if not entry.settled:
-                    with suppress(ValueError):  # it may have been sent
-                        entry.queue.waiting.remove(entry)
-            raise
-
-    def enter(self, known: Any, change: Any, deadline: float, request: Request | None = None) -> Entry:
-        """Makes the entry of a change. Its queue is that of its partition or, where a call may span several,
-        of all."""
-        for error in (change, known):
-            if isinstance(error, CounterfoilError):
-                return Entry(None, 0, change, deadline, error, settled=True)
-        try:
-            change = self.family.checked(known, change)
-        except CounterfoilError as error:
-            return Entry(None, 0, change, deadline, error, settled=True)
-        partition = self.family.partition(known, change, request)
-        number = 0 if self.family.spans_partitions and not self.client.is_cluster else partition
-        key = number, known.partitions
-        queue = self._queues.get(key) or self._queues.setdefault(key, Queue(self.home(number), key[1]))
-        return Entry(queue, partition, change, deadline, request=request)
-
-    async def settle(self, entries: list[Entry]) -> list[Any]:
-        """Puts entries into their queues, and makes calls until all are counted, or waits for the caller that
-        does so. Returns their results. Several callers may settle the same entries, also after an interrupt."""
-        for entry in entries:
-            if not entry.settled:
-                entry.queue.waiting.append(entry)
-        for entry in entries:
-            while not entry.settled:
-                await self.session.share(entry.queue, self._commit, entry.queue)
-        return [entry.result for entry in entries]
-
-    async def _commit(self, queue: Queue) -> None:
-        """Makes one call of the changes that wait, or repeats the one that an interrupted caller left."""
-        if not queue.batch:
-            queue.call = ()  # an interrupt may have left that of the batch before
-            is_alone = queue.waiting and queue.waiting[0].is_alone
-            waiting = queue.waiting[: 1 if is_alone else self.family.limit]
-            batch = [entry for entry in dict.fromkeys(waiting) if not entry.settled]
-            queue.batch = sorted(batch, key=lambda entry: entry.partition)
-            del queue.waiting[: len(waiting)]
-        try:
-            results, queue.error = await self._count(queue) if queue.batch else [], None
-        except CounterfoilError as error:
-            queue.caller = ""  # another process may have the name
-            if len(queue.batch) > 1 and isinstance(error, NotCounted) and not error.temporary:
-                for entry in queue.batch:  # perhaps because of a single one
-                    entry.is_alone = True
-                queue.waiting[:0], queue.batch = queue.batch, []
-                return
-            results, queue.error = [error] * len(queue.batch), error
-        for entry, result in zip(queue.batch, results):
-            entry.result, entry.settled = result, True
-        queue.batch = []
-
-    async def _count(self, queue: Queue) -> list[Any]:
-        """Makes the call of a batch, and returns its results."""
-        deadline, was_interrupted = max(entry.deadline for entry in queue.batch), bool(queue.call)
-        if queue.error and not was_interrupted and time.monotonic() > deadline:
-            # a further attempt would take long, too
-            raise NotCounted(queue.error.reason, queue.error.explanation, temporary=True)
-        parts: dict[int, list[Any]] = {}
-        for entry in queue.batch:
-            parts.setdefault(entry.partition, []).append(entry.change)
-        while True:
-            description = await self.describe(queue.home, deadline)
-            queue.call = queue.call or self._call(queue, parts, description)
-            status, words, was_lost = await self.send(queue.call, deadline, was_interrupted)
-            if status in (b"OK", b"DUP"):
-                results = self._results(parts, words, description)
-                if any(isinstance(result, OutcomeUnknown) for result in results):
-                    self.descriptions.pop(queue.home, None)  # there is another generation
-                return results
-            if status == b"EXPIRED":
-                self.descriptions.pop(queue.home, None)
-            elif status == b"MISMATCH":
-                self.descriptions, self._last = {}, None
-            is_first = not was_lost  # the only send, and nothing was done
-            if status == b"PASSED" or not is_first or time.monotonic() > deadline:
-                raise OutcomeUnknown(status.decode())
-            queue.call = ()
-            if status == b"MISMATCH":  # the changes may belong to other partitions now
-                raise NotCounted("MISMATCH", temporary=True)
-
-    def _results(self, parts: dict[int, list[Any]], words: list[Any], description: Description) -> list[Any]:
-        """The result of each change. Those of a place share the word of it."""
-        shared = [self.family.shared(description.settings, changes) for changes in parts.values()]
-        sizes = [max(numbers) + 1 for numbers in shared]
-        results, first = results_of(words, sizes), 0
-        all_results: list[Any] = []
-        for numbers, size in zip(shared, sizes):
-            all_results += [results[first + number] for number in numbers]
-            first += size
-        return all_results
-
-    def _call(self, queue: Queue, parts: dict[int, list[Any]], description: Description) -> Call:
-        self.check_partitions(description, queue.partitions)
-        if not queue.caller or queue.n > MAX_N - MAX_STEP:
-            queue.caller, queue.n = secrets.token_hex(8), 0
-        queue.n += 1 + secrets.randbelow(MAX_STEP)
-        settings, keys = description.settings, self.family.keys(queue.home, *CALLS)
-        requests: list[Any] = []
-        for number, entry in enumerate(queue.batch, 1):
-            if entry.request:
-                requests += [number, entry.request[0], entry.request[1] or description.generation]
-        first = self.family.first_args(settings, len(requests) // 3)
-        args = [queue.caller, queue.n, description.now, "", *first]
-        for partition, changes in parts.items():
-            script, own_keys, own_args = self.family.part(settings, queue.home, partition, changes)
-            keys += own_keys
-            args += own_args
-        keys += self.family.keys(queue.home, *REQUESTS) if requests else ()
-        return words_of(script, keys, [*args, *requests])
-
-
-def words_of(script: str, keys: Keys, args: list[Any]) -> Call:
-    words = [word.encode() if isinstance(word, str) else word for word in (*keys, *args)]
-    return (Command("EVALSHA"), SHA1[script], len(keys), *words)
-
-
-def results_of(words: list[Any], sizes: list[int]) -> list[Any]:
-    """The result of each change of a call, which has so many in each partition."""
-    count = sum(sizes)
-    if len(words) > count:  # each partition has a total before its words
-        for size in sizes:
-            words = words[size + 1 :] + words[1 : size + 1]
-    if len(words) == 1 and isinstance(words[0], bytes):  # those of DUP are one text
-        words = words[0].split()
-    if all(isinstance(word, bytes) and word[0] in b"123456789" and b":" in word for word in words):
-        refused = dict(word.split(b":", 1) for word in words)  # by their number, of all
-        words = [refused.get(b"%d" % number) for number in range(1, count + 1)]
-    return list(map(result_of, words))
-
-
-class Before(int):
-    """The number of a request that was counted before."""
-
-
-def result_of(word: Any) -> Any:
-    """A number, the ticket of a miss, or the error of a word such as `FULL` or `RANGE:5`."""
-    if not isinstance(word, bytes):
-        return word
-    reason, _, value = word.decode().partition(":")
-    if reason == "MISS":
-        return value
-    if reason == "BEFORE":
-        result = result_of(value.encode())
-        return Before(result) if isinstance(result, int) else result
-    if reason == "EXPIRED":
-        return OutcomeUnknown(reason)
-    if not reason.isalpha():
-        return int(word)
-    return NotCounted(reason, value=int(value) if value else None, temporary=reason == "NOCALENDAR")
+    @call
+    async def flush(self) -> None:
+        """Waits until all that `later` took is counted, and raises the first error of what was not since the
+        last flush."""
+        await self.client.session.flush(self.channel.sums)
 
 
 def valid(id: str, limit: int = 255) -> str:

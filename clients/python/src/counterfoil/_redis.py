@@ -27,6 +27,7 @@ LOST = "no reply"
 NOT_SENT = "UNREACHABLE"
 CONNECTING = {"LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY"}
 REPEATED = CONNECTING | {LOST, "NOREPLICAS", NOT_SENT}
+OUTAGE = {LOST, NOT_SENT, "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN"}  # no other call would get a reply
 CONNECTING |= {"NOAUTH", NOT_SENT}  # may refuse a new connection after the call was sent over another one
 NOT_COUNTED = {"OOM", "MISCONF", "WRONGTYPE", "BADSTATE"}
 MISCONFIGURED = {"NOAUTH", "BADARG", "BADKEY", "CROSSSLOT", "MOVED", "ASK"}
@@ -78,6 +79,8 @@ def refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:
     explanation = str(error) or repr(error)
     if "CERTIFICATE_VERIFY_FAILED" in explanation:
         explanation += ": connect(tls_ca=FILE) names the authority of the server, tls_verify=False accepts any"
+    if code in ("CROSSSLOT", "MOVED", "ASK"):
+        explanation += ": the server is a cluster, use RedisCluster"
     if was_lost or code not in NOT_COUNTED | REPEATED | MISCONFIGURED:
         return OutcomeUnknown(code, explanation)
     if code in MISCONFIGURED:
@@ -108,7 +111,6 @@ class Address(NamedTuple):
         urls = map(urlsplit, others)
         nodes = [library.cluster.ClusterNode(url.hostname, url.port or 6379) for url in urls]
         return checked(library.RedisCluster.from_url(first, startup_nodes=nodes, **options), library)
-
 
     def _tls(self) -> dict[str, Any]:
         has_tls = all(node.startswith("rediss://") for node in ([self.address] if isinstance(self.address, str) else self.address))

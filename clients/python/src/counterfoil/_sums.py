@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any, Callable
+from typing import Any, Callable, Tuple
 
 from ._errors import CounterfoilError, NotCounted, value_of
 
 MAX_SUMS = 100_000
+Key = Tuple[Any, ...]  # a change without the number at its end
 OnError = Callable[[str, str, int, CounterfoilError], None]
 log = logging.getLogger("counterfoil")
 
@@ -19,61 +20,78 @@ class Sums:
     def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._lock = threading.Lock()
-        self.waiting: dict[str, int] = {}  # also what is under way
-        self._sent: dict[str, Any] = {}  # entries of what is under way
-        self.temporary: CounterfoilError | None = None
+        self.waiting: dict[Key, int] = {}  # also what is under way
+        self._sent: dict[Key, tuple[int, Any]] = {}  # what is under way, with its entries
+        self.temporary: CounterfoilError | None = None  # why sums wait
         self._dropped: CounterfoilError | None = None  # the error of the first that was dropped
 
-    def take(self, id: str, delta: int) -> None:
+    def take(self, key: Key, n: int) -> None:
+        session = self._channel.session
         with self._lock:
-            if self._channel.session.is_closed:
+            if session.is_closed:
                 raise NotCounted("CLOSED", "the client is closed")
-            if id not in self.waiting and len(self.waiting) >= MAX_SUMS:
-                raise NotCounted("BUSY", f"{MAX_SUMS} ids wait to be sent", temporary=True)
-            total = self.waiting.get(id, 0) + delta
+            if key not in self.waiting and sum(len(sums.waiting) for sums in session.sums) >= MAX_SUMS:
+                raise NotCounted("BUSY", f"{MAX_SUMS} sums wait to be sent", temporary=True)
+            total = self.waiting.get(key, 0) + n
             if not -(2**63) <= total < 2**63:
-                raise NotCounted("RANGE", f"the sum of {id!r} is beyond 64 bits")
-            self.waiting[id] = total
+                raise NotCounted("RANGE", f"the sum of {key[0]!r} is beyond 64 bits")
+            self.waiting[key] = total
+
+    @property
+    def is_empty(self) -> bool:
+        with self._lock:  # which `take` may have
+            return not self.waiting
 
     def raise_error(self) -> None:
         """Raises the first error of sums that were not counted, once for those that were dropped."""
         dropped, self._dropped = self._dropped, None
         value_of(dropped or self.temporary)
 
-    async def send(self, deadline: float) -> None:
-        """Sends all sums, or those that another caller is sending. Those that fail for a temporary reason
-        stay, unless the client is closed."""
-        with self._lock:  # which `take` may have
-            if not self.waiting:
-                return
+    async def send(self, deadline: float, is_last: bool = False) -> None:
+        """Sends all sums, or those that another caller is sending. Those that fail for a reason that passes
+        stay, unless this is the last time."""
+        if self.is_empty:
+            return
         channel = self._channel
-        known = await channel.known(deadline)
+        known = channel.outage() or await channel.known(deadline)
+        if stays(known) and not is_last and not self._sent:  # they would all fail
+            self._wait_for(known)
+            return
         with self._lock:
             if not self._sent:
-                changes = self.waiting.items()
-                self._sent = {change[0]: channel.enter(known, change, deadline) for change in changes}
+                self._sent = {key: (n, channel.enter(known, (*key, n), deadline)) for key, n in self.waiting.items()}
             sent = self._sent
-        results = zip(sent, await channel.settle(list(sent.values())))
-        failed = {id: result for id, result in results if isinstance(result, CounterfoilError)}
+        results = zip(sent, await channel.settle([entry for _, entry in sent.values()]))
+        failed = {key: result for key, result in results if isinstance(result, CounterfoilError)}
         with self._lock:
             if self._sent is not sent:  # another caller was faster
                 return
-            is_closed = channel.session.is_closed
-            kept = {id: error for id, error in failed.items() if error.temporary and not is_closed}
-            dropped = {id: error for id, error in failed.items() if id not in kept}
-            done = {id: entry.change[1] for id, entry in sent.items() if id not in kept}
-            left = {id: sum - done.get(id, 0) for id, sum in self.waiting.items() if sum != done.get(id)}
-            self.temporary = next(iter(kept.values()), None)
-            self._dropped = self._dropped or next(iter(dropped.values()), None)
+            kept = {key: error for key, error in failed.items() if stays(error) and not is_last}
+            done = {key: n for key, (n, _) in sent.items() if key not in kept}
+            left = {key: n - done.get(key, 0) for key, n in self.waiting.items() if n != done.get(key)}
+            dropped = [(*sent[key], error) for key, error in failed.items() if key not in kept]
+            self._wait_for(next(iter(kept.values()), None))
+            self._dropped = self._dropped or next((error for *_, error in dropped), None)
             self.waiting, self._sent = left, {}
-        for id, error in dropped.items():
-            self._report(id, done[id], error)
+        for n, entry, error in dropped:
+            self._report(entry.change[0], n, error)
 
-    def _report(self, id: str, delta: int, error: CounterfoilError) -> None:
+    def _wait_for(self, error: CounterfoilError | None) -> None:
+        if error and not self.temporary:
+            log.warning("%s: sums wait: %s", self._channel.family.name, error)
+        self.temporary = error
+
+    def _report(self, id: Any, n: int, error: CounterfoilError) -> None:
         family, on_errors = self._channel.family.name, self._channel.client.on_errors
-        log.warning("%s: %+d for %r was dropped: %s", family, delta, id, error)
+        id = id if isinstance(id, str) else "/".join(id)  # scope and day, in a family that is not known
+        log.warning("%s: %+d for %r was dropped: %s", family, n, id, error)
         try:
             if family in on_errors:
-                on_errors[family](family, id, delta, error)
+                on_errors[family](family, id, n, error)
         except Exception:
             log.exception("on_error failed")
+
+
+def stays(result: Any) -> bool:
+    """Whether a sum with this result is sent again."""
+    return isinstance(result, CounterfoilError) and (result.temporary or result.reason == "UNCONFIGURED")

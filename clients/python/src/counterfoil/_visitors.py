@@ -6,9 +6,10 @@ import zlib
 from datetime import date
 from typing import Any, Iterable, NamedTuple
 
+from ._channel import Description, Keys, Request, Words
 from ._errors import NotCounted, value_of
-from ._family import D, Description, Family, Keys, Request, Words, call, valid
-from ._value import ExactValues
+from ._family import D, Later, call, valid
+from ._value import Default, ExactValues
 
 PLACES = 100
 
@@ -20,7 +21,7 @@ class Activity(NamedTuple):
     visitors: int
 
 
-class ActivityCounters(Family[D]):
+class ActivityCounters(Later[D]):
     """Views of pages and their distinct visitors, within the window of the family."""
 
     kind = "activity"
@@ -28,12 +29,17 @@ class ActivityCounters(Family[D]):
     @call
     async def touch(self, page: str, visitor: str | bytes) -> None:
         """Counts a view of a page (1 to 200 bytes) by a visitor (1 to 255 bytes)."""
-        await self.channel.change(valid(page, 200), _visitor(visitor))
+        await self.channel.change(valid(page, 200), _visitor(visitor), 1)
+
+    def later(self, page: str, visitor: str | bytes) -> None:
+        """Counts a view a moment later, see `Buffered.later`."""
+        self._later(valid(page, 200), _visitor(visitor), 1)
 
     @call
     async def now(self, page: str) -> Activity:
         """Returns `(views, visitors)` of the window."""
-        page, description = valid(page, 200), await self.channel.describe()
+        page, deadline = valid(page, 200), self.client.read_deadline()
+        description = await self.channel.describe(0, deadline)
         first, count = zlib.crc32(page.encode()), description.settings["stripes"]
         places = [((first + stripe) % description.partitions, stripe) for stripe in range(count)]
         step = 1 if self.client.is_cluster else PLACES
@@ -43,33 +49,33 @@ class ActivityCounters(Family[D]):
             keys: Keys = ()
             for partition, stripe in some:
                 keys += self.keys(partition, f"views:{stripe}:{page}", f"visitors:{stripe}:{page}")
-            counts += await self.channel.read_of_home("activity_now", some[0][0], (), keys, count)
+            counts += await self.channel.read_of_home("activity_now", some[0][0], (), keys, count, deadline)
         return Activity(sum(counts[::2]), sum(counts[1::2]))
 
     def partition(self, description: Description, change: Any, request: Request | None = None) -> int:
-        page, visitor = change
+        page, visitor, _ = change
         stripe: int = zlib.crc32(visitor) % description.settings["stripes"]
         return (zlib.crc32(page.encode()) + stripe) % description.partitions
 
     def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
         places: dict[tuple[int, str], list[int]] = {}
-        for number, (page, visitor) in enumerate(changes):
+        for number, (page, visitor, _) in enumerate(changes):
             places.setdefault((zlib.crc32(visitor) % settings["stripes"], page), []).append(number)
         keys = self.keys(partition, "buffer", "meta")
         args: list[Any] = [settings["stripes"], len(places)]
         for (stripe, page), numbers in places.items():
             keys += self.keys(partition, f"views:{stripe}:{page}", f"visitors:{stripe}:{page}")
             distinct = dict.fromkeys(changes[number][1] for number in numbers)
-            args += [page, len(numbers), len(distinct), *distinct]
+            args += [page, sum(changes[number][2] for number in numbers), len(distinct), *distinct]
         return "activity_touch", keys, args
 
     def shared(self, settings: dict[str, Any], changes: list[Any]) -> list[int]:
         places: dict[tuple[int, str], int] = {}
-        keys = [(zlib.crc32(visitor) % settings["stripes"], page) for page, visitor in changes]
+        keys = [(zlib.crc32(visitor) % settings["stripes"], page) for page, visitor, _ in changes]
         return [places.setdefault(key, len(places)) for key in keys]
 
 
-class Visitors(ExactValues[D]):
+class Visitors(ExactValues[D], Later[D]):
     """Distinct visitors of a scope on each day."""
 
     kind = "visitors"
@@ -78,30 +84,35 @@ class Visitors(ExactValues[D]):
     async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:
         """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first
         visit."""
-        return bool(await self.channel.change((valid(scope), _day(day)), _visitor(visitor)))
+        return bool(await self.channel.change((valid(scope), _day(day)), _visitor(visitor), 1))
+
+    def later(self, scope: str, day: str | date, visitor: str | bytes) -> None:
+        """Counts a visitor a moment later, see `Buffered.later`."""
+        self._later((valid(scope), _day(day)), _visitor(visitor), 1)
 
     @call
-    async def value(self, scope: str, day: str | date) -> int:  # type: ignore[override]
-        """Returns the exact number of visitors."""
-        return (await self._values([(scope, day)]))[0]
+    async def value(self, scope: str, day: str | date, default: Default | None = None) -> int:  # type: ignore[override]
+        """Returns the exact number of visitors, or the default, see `Buffered.value`."""
+        return (await self.exact([(valid(scope), _day(day))], default))[0]
 
     @call
-    async def values(self, days: Iterable[tuple[str, str | date]]) -> list[int]:  # type: ignore[override]
-        """Returns the exact numbers of visitors of many scopes and days, in their order."""
-        return await self._values(days)
+    async def values(  # type: ignore[override]
+        self, days: Iterable[tuple[str, str | date]], default: Default | None = None
+    ) -> list[int]:
+        """Returns the exact numbers of visitors of many scopes and days, in their order, or the default."""
+        return await self.exact([(valid(scope), _day(day)) for scope, day in days], default)
 
-    async def _values(self, days: Iterable[tuple[str, str | date]]) -> list[int]:
-        given = [(valid(scope), _day(day)) for scope, day in days]
-        description = value_of(await self.channel.known()) if given else None
-        return await self.exact([_id(description, *one) for one in given])
+    async def ids(self, keys: list[Any], deadline: float) -> list[str]:
+        description = value_of(await self.channel.known(deadline)) if keys else None
+        return [_id(description, *key) for key in keys]
 
     def checked(self, description: Description, change: Any) -> Any:
-        (scope, day), visitor = change
-        return _id(description, scope, day), visitor
+        (scope, day), *visitor = change
+        return (_id(description, scope, day), *visitor)
 
     def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
-        keys = self.keys(partition, "buffer", "meta", *(f"seen:{id}" for id, _ in changes))
-        visits = [word for id, visitor in changes for word in (id, 1, visitor)]
+        keys = self.keys(partition, "buffer", "meta", *(f"seen:{id}" for id, *_ in changes))
+        visits = [word for id, visitor, _ in changes for word in (id, 1, visitor)]
         return "visitors_first", keys, [len(changes), *visits]
 
 

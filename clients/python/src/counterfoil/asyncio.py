@@ -11,7 +11,7 @@ from typing import Any, Callable, Coroutine
 
 import redis.asyncio
 
-from ._client import Client, Session
+from ._client import END_SECONDS, Client, Session
 from ._errors import Misconfigured
 from ._family import Awaiting, T
 
@@ -20,7 +20,7 @@ if sys.version_info >= (3, 11):
 else:
     from async_timeout import timeout  # which redis-py needs, too
 
-ATTEMPT_SECONDS = 1
+ATTEMPT_SECONDS = 0.1  # at least
 
 
 class Counterfoil(Client[Awaiting]):
@@ -51,8 +51,8 @@ class Counterfoil(Client[Awaiting]):
         return self.sessions[key]
 
     async def close(self) -> None:
-        """Sends what `later` took, and closes the connections that are its own. As soon as it begins, `later`
-        raises `NotCounted("CLOSED")`; what cannot be sent is dropped and reported."""
+        """Sends what `later` took, within 5 s, and closes the connections that are its own. As soon as it
+        begins, `later` raises `NotCounted("CLOSED")`; what cannot be sent is dropped and reported."""
         await self.session.close()
 
     async def __aenter__(self) -> Counterfoil:
@@ -62,36 +62,62 @@ class Counterfoil(Client[Awaiting]):
         await self.close()
 
 
+class Latch(asyncio.Event):
+    """Is set once. Tasks wait for it."""
+
+    async def wait_until(self, deadline: float | None) -> bool:
+        if deadline is None:
+            return await self.wait()
+        try:
+            async with timeout(deadline - time.monotonic()):
+                return await self.wait()
+        except asyncio.TimeoutError:
+            return False
+
+
 class Loop(Session):
     """What belongs to one event loop."""
 
-    latch = asyncio.Event
+    latch = Latch
     sleep = staticmethod(asyncio.sleep)
-    _sender: asyncio.Task[None] | None = None
+    _is_sending: Callable[[], bool] | None = None
+
+    def __init__(self, client: Counterfoil) -> None:
+        super().__init__(client)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def execute(self, words: tuple[Any, ...], deadline: float) -> Any:
         # the library may repeat calls for minutes
         async with timeout(max(deadline - time.monotonic(), ATTEMPT_SECONDS)):
             return await self.redis.execute_command(*words)
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        if inspect.iscoroutinefunction(function):
-            return await function(*args)
-        return await asyncio.to_thread(function, *args)
+    async def run(self, function: Callable[..., Any], *args: Any, seconds: float | None = None) -> Any:
+        async with timeout(seconds):
+            if inspect.iscoroutinefunction(function):
+                return await function(*args)
+            return await asyncio.to_thread(function, *args)
+
+    def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], bool]:
+        task = asyncio.get_running_loop().create_task(function())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return lambda: not task.done()
 
     def wake(self) -> None:
         """Starts the task that sends sums."""
-        if self._sender is None or self._sender.done():
-            self._sender = asyncio.get_running_loop().create_task(self._send_sums())
+        if not self._is_sending or not self._is_sending():
+            self._is_sending = self.spawn(self._send_sums)
 
     async def close(self) -> None:
         self.is_closed = True
         try:
-            await self.flush(self.sums)
+            await self.end(time.monotonic() + END_SECONDS)
         finally:
-            if self._sender:
-                self._sender.cancel()
-                await asyncio.wait([self._sender])
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
             if self.client.is_own and self._redis:
                 await self._redis.aclose()
 
@@ -99,4 +125,4 @@ class Loop(Session):
         try:
             await self.send_sums()
         except asyncio.CancelledError:  # asyncio.run ends, and waits for this task
-            await self.flush(self.sums)
+            await self.end(time.monotonic() + END_SECONDS)
