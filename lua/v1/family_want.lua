@@ -7,7 +7,7 @@
 -- ARGV
 --   1 name          string    NAMESPACE/FAMILY, each of [a-z0-9_.-]{1,64}
 -- REPLIES
---   {"OK"}                    a daemon takes the name within about a second, and configures the
+--   {"OK"}                    a daemon takes the name several times a second, and configures the
 --                             family if it is declared: ask for its epoch again
 --   {"FULL"}                  10,000 other families are wanted, since no daemon takes them; nothing
 --                             done
