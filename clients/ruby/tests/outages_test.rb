@@ -97,7 +97,10 @@ class OutagesTest < ClientTest
     begin
       yield
     rescue RedisClient::Error, SystemCallError
-      now < deadline ? sleep(0.05).then { retry } : raise
+      raise if now > deadline
+
+      sleep(0.05)
+      retry
     end
   end
 
@@ -187,21 +190,21 @@ class OutagesTest < ClientTest
 
   # the end of a process that has sums: right after the failure, and when it is known
   def ends(state)
-    ended = ->(seconds) do
+    ended = lambda do |seconds|
       with_redis(state) do |counterfoil, server, fail|
-        reader, writer = IO.pipe
+        here, there = UNIXSocket.pair
         pid = fork do
           $stderr.reopen(File::NULL)
           own = Counterfoil.connect("redis://127.0.0.1:#{server.port}", NAMESPACE)
           own.buffered("views").add("warm")
-          writer.puts("ready")
-          Process.kill("STOP", Process.pid)
+          there.puts("ready")
+          there.gets
           own.buffered("views").later("last")
           sleep
         end
-        reader.gets
+        here.gets
         fail.call
-        Process.kill("CONT", pid)
+        here.puts("failed")
         sleep(0.02 + seconds)
         began = now
         Process.kill("TERM", pid)
