@@ -11,7 +11,7 @@ class Counterfoil
   #   counterfoil.cached("votes").incr("item-1") #=> 1
   class Testing < Counterfoil
     # What {Buffered#request_epoch} returns.
-    EPOCH = "0123456789abcdef"
+    EPOCH = "testing"
 
     # @param families [Hash] for a family that differs from the others `ids` (a regular expression), `separator`, `min`, `max`, and
     #   `windows` (labels). Others may be used without it; their kind is that of their first use.
