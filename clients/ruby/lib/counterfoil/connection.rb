@@ -34,7 +34,7 @@ class Counterfoil
       raise Misconfigured.new("BADARG", "#{redis.class} is not a Redis, RedisClient or pool") unless redis.respond_to?(:with)
 
       @redis, @retry_for, @timeout, @is_own, @connect, @renewed_at = redis, retry_for, timeout, is_own, connect, 0
-      @outages, @of_outages = {}, Lock.new
+      @outages, @of_outages, @ends_at = {}, Lock.new, Float::INFINITY
       @mutex = Lock.new if UNSHARED.include?(redis.class.name) && !connect
       @monitor = redis.instance_variable_get(:@monitor) if defined?(Redis) && Redis === redis # not if it is in a pool
     end
@@ -62,14 +62,20 @@ class Counterfoil
         command[1] = Word.new(command[1])
         renew if is_temporary && @connect
         longest = [longest, Limit.now - began].max
-        retry if reason == "NOSCRIPT" || (is_temporary && Limit.now + PAUSE + longest < limit && sleep(PAUSE))
+        retry if reason == "NOSCRIPT" || (is_temporary && Limit.now + PAUSE + longest < [limit, @ends_at].min && sleep(PAUSE))
         start_outage(outage, reason, error) { available?(home) } if Failure.outage?(reason, error)
         raise Failure.outcome(reason, Failure.explain(error), is_lost, is_temporary)
       end
     end
 
-    # @return [Boolean] an outage was known; the next call makes an attempt
-    def stop_outages = @of_outages.synchronize { @outages.values }.map(&:stop).any?
+    # Makes all calls end in time, also those that other threads make. After an outage each makes one attempt.
+    #
+    # @return [Numeric] seconds
+    def end_within(seconds)
+      seconds = 0 if stop_outages
+      @ends_at = Limit.now + seconds
+      seconds
+    end
 
     def cluster?
       return @is_cluster if defined?(@is_cluster)
@@ -91,6 +97,9 @@ class Counterfoil
     private
 
     def evalsha(name, keys, args) = ["EVALSHA", Word.new(Scripts::SHA1S.fetch(name)), keys.size, *keys, *args]
+
+    # @return [Boolean] one of them was on
+    def stop_outages = @of_outages.synchronize { @outages.values }.map(&:stop).any?
 
     # @param home [String, nil] a key of the partition in a cluster, whose nodes fail separately
     def outage(home) = @outages[home] || @of_outages.synchronize { @outages[home] ||= Outage.new("Redis") }

@@ -48,7 +48,7 @@ class Counterfoil
       @is_over = true # what another block of at_exit adds is sent at once
       @mutex.synchronize { start_anew if forked? }
       began, left = Limit.now, @left
-      sending = send_aside(@connection.stop_outages ? 0 : left)
+      sending = send_aside(@connection.end_within(left))
       is_sent = sending.join(left)
       @left -= Limit.now - began
       raise_first(is_sent ? sending.value : give_up)
@@ -138,13 +138,12 @@ class Counterfoil
       dropped.each { |sum| @on_error.call(sum.counters.name, sum.counters.label(sum.key), sum.number, sum.error) } if @on_error
     end
 
-    # Drops what the end of the process leaves unsent.
+    # Drops what the end of the process leaves unsent. What is under way has an unknown outcome.
     def give_up
       error = NotCounted.new(UNREACHABLE, "the process ends", temporary: true)
       dropped = @mutex.synchronize do
-        @dropped ||= OutcomeUnknown.new("no reply", "the process ends") if @in_flight > 0
-        @dropped_size += @in_flight
-        @sums.flat_map { |counters, own| own.map { |sum| Failed.new(error, counters, *sum) } }.tap { |left| drop(left) }
+        left, @sums = @sums, no_sums
+        left.flat_map { |counters, own| own.map { |sum| Failed.new(error, counters, *sum) } }.tap { |sums| drop(sums) }
       end
       report(dropped)
       []

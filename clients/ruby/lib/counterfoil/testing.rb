@@ -44,7 +44,7 @@ class Counterfoil
       def retry_for = 1
       def cluster? = false
       def none? = false
-      def stop_outages = false
+      def end_within(seconds) = seconds
       def close = nil
 
       # as Connection
