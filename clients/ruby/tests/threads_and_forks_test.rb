@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "helper"
+require "socket"
 require "timeout"
 
 class ThreadsAndForksTest < ClientTest
@@ -95,6 +96,20 @@ class ThreadsAndForksTest < ClientTest
     state[:up] = true
     sleep(0.05) while (result = result_of { views.add(@id) }).is_a?(String) && now < began + 5
     assert_equal 2, result
+  end
+
+  # threads wait for each other's turn with these
+  def test_an_outage_ends_calls_of_a_client_for_one_thread
+    silent = TCPServer.new("127.0.0.1", 0)
+    [Redis, RedisClient].each do |library|
+      redis, began = library.new(host: "127.0.0.1", port: silent.addr[1], timeout: 0.3, reconnect_attempts: 0), now
+      views = client(redis, retry_for: 0.5).buffered("views")
+      results = Array.new(10) { Thread.new { result_of { views.add(@id) } } }.map(&:value)
+      assert_operator now - began, :<, 1.2, library
+      assert_equal ["Counterfoil::NotCounted: UNREACHABLE"], results.map { |result| result[/\A\S+ \w+/] }.uniq
+    end
+  ensure
+    silent.close
   end
 
   def test_a_child_probes_by_itself

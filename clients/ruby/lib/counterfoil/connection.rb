@@ -132,7 +132,7 @@ class Counterfoil
       return yield @redis if @connect
       return @mutex.synchronize { yield @redis } if @mutex
 
-      @monitor ? Lock.waking(@monitor) { @redis.with(&block) } : @redis.with(&block)
+      @monitor ? Lock.waking(@monitor) { @monitor.synchronize { @redis.with(&block) } } : @redis.with(&block)
     end
 
     # Yields when there is a connection, which may take a while.

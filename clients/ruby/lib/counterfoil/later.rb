@@ -110,7 +110,7 @@ class Counterfoil
         @in_flight = 0
         drop(dropped)
       end
-      announce(kept)
+      warn_of(kept)
       [kept, dropped]
     end
 
@@ -123,7 +123,7 @@ class Counterfoil
     end
 
     # Warns once when sums begin to wait: the application may not learn it otherwise.
-    def announce(kept)
+    def warn_of(kept)
       causes = kept.to_h { |sum| [sum.cause, sum.error] }
       causes.except(*@causes).each { |(name, _), error| warn("counterfoil: sums of #{name} wait: #{error.message}") }
       @causes = causes.keys
