@@ -51,13 +51,19 @@ class JobsTest < ClientTest
 
   def setup
     super
-    configure("sales", 1, {}, "remember_requests", REMEMBERED)
+    @family = "sales_#{rand(2**64)}" # its clock does not step back
+    configure(@family, 1, {}, "remember_requests", REMEMBERED)
     @network = Network.new(@redis)
     @random = Random.new(ENV.fetch("COUNTERFOIL_SEED", rand(2**32)).to_i.tap { |seed| puts "COUNTERFOIL_SEED=#{seed}" })
   end
 
   # each run may be in another process
-  def sales = Counterfoil.new(@network, NAMESPACE, retry_for: 0).buffered("sales")
+  def sales
+    counterfoil = Counterfoil.new(@network, NAMESPACE, retry_for: 0)
+    yield counterfoil.buffered(@family)
+  ensure
+    counterfoil.close # no probe has an older time
+  end
 
   # Runs the recipe.
   #
@@ -65,8 +71,8 @@ class JobsTest < ClientTest
   def enqueue(id)
     family = Object.new
     test = self
-    family.define_singleton_method(:request_epoch) { |*args| test.sales.request_epoch(*args) }
-    family.define_singleton_method(:add_once) { |*args, **named| test.sales.add_once(*args, **named) }
+    family.define_singleton_method(:request_epoch) { |*args| test.sales { |sales| sales.request_epoch(*args) } }
+    family.define_singleton_method(:add_once) { |*args, **named| test.sales { |sales| sales.add_once(*args, **named) } }
     counterfoil = Object.new.tap { |client| client.define_singleton_method(:buffered) { |_| family } }
     recipe = Module.new { const_set(:COUNTERFOIL, counterfoil) }
     recipe.define_singleton_method(:order) { Order.new(id, test.instance_variable_get(:@id)) }
@@ -111,16 +117,16 @@ class JobsTest < ClientTest
       work(*enqueue(id), faults)
     end
     assert_empty left, "jobs stay in the retry set"
-    assert_equal "60", @redis.hget("cf1:{#{NAMESPACE}/sales/0}:buffer", @id)
+    assert_equal "60", @redis.hget("cf1:{#{NAMESPACE}/#{@family}/0}:buffer", @id)
   end
 
   # it is not counted again, and does not stay in the retry set
   def test_a_job_that_is_too_late
     job, args = enqueue(rand(2**64))
     perform(job, args)
-    2.times { (@network.now_ms += REMEMBERED + 1).then { sales.request_epoch("other", @id) } }
-    error = assert_raises(Counterfoil::OutcomeUnknown) { sales.add_once(args[0], @id, 1, epoch: args[2]) }
+    2.times { (@network.now_ms += REMEMBERED + 1).then { sales { |sales| sales.request_epoch("other", @id) } } }
+    error = assert_raises(Counterfoil::OutcomeUnknown) { sales { |sales| sales.add_once(args[0], @id, 1, epoch: args[2]) } }
     assert_equal ["EXPIRED", true], [error.reason, perform(job, args)]
-    assert_equal "1", @redis.hget("cf1:{#{NAMESPACE}/sales/0}:buffer", @id)
+    assert_equal "1", @redis.hget("cf1:{#{NAMESPACE}/#{@family}/0}:buffer", @id)
   end
 end
