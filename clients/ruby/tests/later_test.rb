@@ -172,6 +172,20 @@ class LaterTest < ClientTest
     assert_equal "5 UNREACHABLE", @redis.get(@id)
   end
 
+  def test_close_makes_one_attempt_in_an_outage_and_drops_what_is_left
+    errors, connecting = [], 0
+    away = Object.new
+    away.define_singleton_method(:with) { |&block| block.call(self) }
+    away.define_singleton_method(:close) { nil }
+    away.define_singleton_method(:call_v) { |_| raise Redis::CannotConnectError, "away" if connecting += 1 }
+    counterfoil = client(away, retry_for: 0.1, is_own: true, later_every: 60, on_error: ->(*error) { errors << error })
+    counterfoil.buffered("views").later(@id, 5)
+    capture_io { assert_raises(Counterfoil::NotCounted) { counterfoil.flush } }
+    before = connecting
+    assert_match(/1 sums: away/, assert_raises(Counterfoil::NotCounted) { counterfoil.close }.message)
+    assert_equal [[["#{NAMESPACE}/views", @id, 5]], 1], [errors.map { |*sum, _| sum }, connecting - before]
+  end
+
   def test_a_flush_waits_once
     later = client(@redis, retry_for: 1, later_every: 60)
     families = %w[views wide].map { |name| later.buffered(name) }
