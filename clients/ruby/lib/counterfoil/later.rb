@@ -152,7 +152,10 @@ class Counterfoil
     def raise_first(kept)
       error, size = @mutex.synchronize { [@dropped, @dropped_size].tap { @dropped, @dropped_size = nil, 0 } }
       error ||= kept.dig(0, :error)
-      raise error.class.new(error.reason, "#{size + kept.size} sums: #{error.detail}", temporary: error.temporary?) if error
+      return unless error
+
+      text = ["#{size + kept.size} sums", error.detail].compact.join(": ")
+      raise error.class.new(error.reason, text, temporary: error.temporary?)
     end
   end
 end
