@@ -2,16 +2,19 @@
 
 # Runs scenarios: calls as JSON lines on stdin, their replies as JSON lines on stdout.
 
-require "counterfoil"
+require "counterfoil/testing"
 require "json"
 
 # The client of a scenario, and its calls.
 class Runner
-  def initialize(library:, namespace:, socket: nil, nodes: nil, own: false, timeout: 1, options: {}, **)
+  def initialize(library:, namespace:, socket: nil, nodes: nil, own: false, timeout: 1, options: {}, families: {}, **)
     options = options.transform_keys(&:to_sym)
     urls = nodes&.map { |node| "redis://#{node}" } || "unix://#{socket}"
-    @counterfoil = own ? Counterfoil.connect(urls, namespace, timeout: timeout, **options) :
-      Counterfoil.new(connect(library, urls, timeout), namespace, **options)
+    @counterfoil =
+      if library == "testing" then Counterfoil::Testing.new(namespace, families: families)
+      elsif own then Counterfoil.connect(urls, namespace, timeout: timeout, **options)
+      else Counterfoil.new(connect(library, urls, timeout), namespace, **options)
+      end
     @families = {}
     @mutex = Mutex.new
   end

@@ -8,8 +8,8 @@ require "monitor"
 #   counterfoil = Counterfoil.new(Redis.new, "shop")
 #   counterfoil.buffered("product_views").add("product-1")
 class Counterfoil
-  FILES = %w[version errors lock scripts failure connection callers family group_commit counters buffered later cached daemons
-             visitors activity series].freeze
+  FILES = %w[version errors lock limit scripts failure outage connection callers family group_commit values counters buffered later
+             cached daemons tallies visitors activity series].freeze
   private_constant :FILES
   FILES.each { |file| require_relative "counterfoil/#{file}" }
 
@@ -20,13 +20,13 @@ class Counterfoil
   #
   # @param url_or_nodes [String, Array<String>] `redis://HOST:PORT`, `rediss://HOST:PORT` (TLS), `unix://SOCKET`; several URLs are nodes of a cluster
   # @param namespace [String]
-  # @param timeout [Numeric] seconds to connect, and to wait for a reply
+  # @param timeout [Numeric] seconds to connect, and to wait for a reply. No call is repeated if that could end after `retry_for`
   # @param tls_ca [String, nil] with `rediss://` the file of the authority that signed the server's certificate, in PEM
   # @param tls_verify [Boolean] false accepts any certificate
   # @param pool [Integer] the maximum number of connections (to each node of a cluster)
   # @param options those of {#initialize}
   # @return [Counterfoil]
-  def self.connect(url_or_nodes, namespace, timeout: 2, pool: 5, tls_ca: nil, tls_verify: true, **options)
+  def self.connect(url_or_nodes, namespace, timeout: 0.4, pool: 5, tls_ca: nil, tls_verify: true, **options)
     is_cluster = url_or_nodes.is_a?(Array)
     require is_cluster ? "redis-cluster-client" : "redis-client"
     settings = { timeout: timeout, reconnect_attempts: 0, (is_cluster ? :nodes : :url) => url_or_nodes }
@@ -37,32 +37,31 @@ class Counterfoil
     settings[:ssl_params] = tls unless tls.empty?
     config = is_cluster ? RedisClient.cluster(**settings) : RedisClient.config(**settings)
     connect = -> { config.new_pool(size: pool, timeout: timeout) }
-    new(connect.call, namespace, is_own: true, connect: (connect if is_cluster), **options)
+    new(connect.call, namespace, is_own: true, timeout: timeout, connect: (connect if is_cluster), **options)
   rescue LoadError, ArgumentError, Failure => error
     raise Misconfigured.new("connect", error.message)
   end
 
   # @param redis [Redis, RedisClient, ConnectionPool, #with] a client of redis-rb or redis-client, or a pool of them
   # @param namespace [String] `[a-z0-9_.-]{1,64}`
-  # @param retry_for [Numeric] seconds that a call is repeated if Redis is unavailable or no reply arrives, 30 at most
-  # @param later_every [Numeric] seconds between sends of {Buffered#later}
+  # @param retry_for [Numeric] seconds that a counting call may take if Redis is unavailable or no reply arrives, 30 at most. Reads
+  #   take half of it.
+  # @param later_every [Numeric] seconds between sends of {Buffered#later} and its siblings
   # @param daemon [String, Array<String>, nil] the URL of the daemon, or those of several, for exact values and the rows of cached
   #   counters. The next one is asked if one is unreachable or busy.
   # @param token [String, nil] the daemon's token
-  # @param on_error [#call, nil] receives family, id, delta and error of what {Buffered#later} could not count
+  # @param on_error [#call, nil] receives family, id (or name or page), number and error of what `later` could not count
   # @raise [Misconfigured]
-  def initialize(redis, namespace, retry_for: 10, later_every: 0.005, daemon: nil, token: nil, on_error: nil, is_own: false,
-                 connect: nil)
+  def initialize(redis, namespace, retry_for: 1, later_every: 0.005, daemon: nil, token: nil, on_error: nil, is_own: false,
+                 timeout: 0, connect: nil)
     raise Misconfigured.new("retry_for", "expected 0 to #{MAX_RETRY_FOR} seconds") unless (0..MAX_RETRY_FOR).cover?(retry_for)
 
-    @connection = Connection.new(redis, retry_for: retry_for, is_own: is_own, connect: connect)
-    @daemons = Daemons.new(daemon, token, retry_for)
-    @namespace, @callers, @later = namespace, Callers.new, Later.new(@connection, later_every, on_error)
-    @monitor, @memo = Monitor.new, {}
+    connection = Connection.new(redis, retry_for: retry_for, timeout: timeout, is_own: is_own, connect: connect)
+    serve(connection, Daemons.new(daemon, token), namespace, later_every, on_error)
   end
 
   # @return [Buffered]
-  def buffered(family) = memo(family) { Buffered.new(family("buffered", family), @daemons, @later) }
+  def buffered(family) = memo(Buffered, family) { Buffered.new(family("buffered", family), @daemons, @later) }
 
   # The block must not read in an open transaction, whose snapshot may be old: the counter would forget hits. It is for an
   # application that cannot reach a daemon, which reads rows otherwise.
@@ -79,27 +78,36 @@ class Counterfoil
   end
 
   # @return [Series]
-  def series(family) = Series.new(family("series", family))
+  def series(family) = memo(Series, family) { Series.new(family("series", family), @later) }
 
   # @return [Activity]
-  def activity(family) = Activity.new(family("activity", family))
+  def activity(family) = memo(Activity, family) { Activity.new(family("activity", family), @later) }
 
   # @return [Visitors]
-  def visitors(family) = Visitors.new(family("visitors", family), @daemons)
+  def visitors(family) = memo(Visitors, family) { Visitors.new(family("visitors", family), @daemons, @later) }
 
-  # Waits until all that {Buffered#later} took before is counted, of all families.
+  # Waits until all that `later` took before is counted, of all families.
   #
   # @raise [Error] the first error since the previous flush
   def flush = @later.flush
 
-  # Flushes, and closes connections that {connect} made.
+  # Sends what `later` took, for 5 s at most, drops what is left, and closes connections that {connect} made.
+  #
+  # @raise [Error] why sums are dropped
   def close
-    flush
+    @later.finish
   ensure
+    @daemons.close
     @connection.close
   end
 
   private
+
+  def serve(connection, daemons, namespace, later_every, on_error)
+    @connection, @daemons, @namespace, @callers = connection, daemons, namespace, Callers.new
+    @later = Later.new(connection, later_every, on_error)
+    @monitor, @memo = Monitor.new, {}
+  end
 
   def family(kind, name) = memo(kind, name) { Family.new(@connection, @callers, @namespace, name, kind) }
 

@@ -45,7 +45,7 @@ class ErrorsTest < ClientTest
   end
 
   def test_a_cluster_that_is_unreachable_is_tried_again
-    counterfoil = Counterfoil.connect(["redis://127.0.0.1:1"], NAMESPACE, retry_for: 0.3)
+    counterfoil = Counterfoil.connect(["redis://127.0.0.1:1"], NAMESPACE, retry_for: 0.3, timeout: 0.05)
     start = Process.clock_gettime(Process::CLOCK_MONOTONIC)
     assert_predicate assert_raises(Counterfoil::NotCounted) { counterfoil.buffered("views").add(@id) }, :temporary?
     assert_operator Process.clock_gettime(Process::CLOCK_MONOTONIC) - start, :>, 0.2
@@ -75,9 +75,21 @@ class ErrorsTest < ClientTest
     assert_equal ["UNCONFIGURED", true], [error.reason, error.temporary?]
     assert_match(/counterfoil.toml/, error.message)
     error = assert_raises(Counterfoil::Misconfigured) { @counterfoil.series("views").add(@id) }
-    assert_match(/is buffered with 4 partitions, not series/, error.message)
+    assert_match(%r{own/views is buffered, not series}, error.message)
     assert_raises(Counterfoil::Misconfigured) { @counterfoil.buffered("Views") }
     assert_raises(Counterfoil::Misconfigured) { Counterfoil.new(@redis, NAMESPACE).cached("votes") }
+  end
+
+  def test_a_family_that_the_daemon_refuses
+    redis = Wrapper.new(@redis) { |client, command| asks?(command) ? ["UNCONFIGURED", "table views: no such column"] : client.call(*command) }
+    views = client(redis, later_every: 60).buffered("views")
+    begun = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    error = assert_raises(Counterfoil::Misconfigured) { views.add(@id) }
+    assert_equal ["UNCONFIGURED", "the daemon refuses #{NAMESPACE}/views: table views: no such column"], [error.reason, error.detail]
+    views.later(@id)
+    2.times { assert_equal("UNCONFIGURED", reason(Counterfoil::Misconfigured) { views.flush }) } # its sums stay
+    assert_operator Process.clock_gettime(Process::CLOCK_MONOTONIC) - begun, :<, 1
+    views.instance_variable_get(:@later).send(:start_anew)
   end
 
   # what had been built for the partitions of before is not counted where nothing would drain it
@@ -109,13 +121,19 @@ class ErrorsTest < ClientTest
     end
     assert_equal 0, executed
     assert_equal [1, 2, 3], [@views.add(:"#{@id}"), @views.add(@id.encode("UTF-16LE")), @views.add(@id.b)]
+    readers, number = @counterfoil.activity("readers"), rand(2**60)
+    [[number, 17], [number.to_s, :"17"], [:"#{number}", "18"]].each { |page, visitor| readers.touch(page, visitor) }
+    assert_equal [3, 2], readers.now(number)
+    daily = @counterfoil.visitors("daily")
+    assert_equal [true, false], [17, "17"].map { |visitor| daily.first_visit(number, "2026-11-25", visitor) }
+    assert_equal 1, daily.value(number, "2026-11-25")
   end
 
   def test_unreachable
     own = Counterfoil.connect("unix:///nonexistent/redis.sock", NAMESPACE, retry_for: 0.1).buffered("views")
     error = assert_raises(Counterfoil::NotCounted) { own.add(@id) }
-    assert_equal ["no epoch", true], [error.reason, error.temporary?]
-    assert_kind_of RedisClient::CannotConnectError, error.cause.cause
+    assert_equal ["UNREACHABLE", true], [error.reason, error.temporary?]
+    assert_kind_of RedisClient::CannotConnectError, error.cause
   end
 
   # whether a command asks for the epoch
@@ -177,10 +195,10 @@ class ErrorsTest < ClientTest
       own = error_after_epoch("#{code} text", resends: false)
       assert_equal [Counterfoil::NotCounted, code, true], [own.class, own.reason, own.temporary?]
       full = "ERR max number of clients reached"
-      assert_equal ["no reply", "unreachable"], [error_after_epoch(full).reason, error_after_epoch(full, resends: false).reason]
+      assert_equal ["no reply", "UNREACHABLE"], [error_after_epoch(full).reason, error_after_epoch(full, resends: false).reason]
       wrapper = Wrapper.new(@redis) { |_, _| raise Redis::CommandError, "#{code} text" }
       error = assert_raises(Counterfoil::NotCounted) { Counterfoil.new(wrapper, NAMESPACE, retry_for: 0).buffered("views").add(@id) }
-      assert_equal ["no epoch", true], [error.reason, error.temporary?]
+      assert_equal [code, true], [error.reason, error.temporary?]
     end
   end
 
@@ -215,7 +233,7 @@ class ErrorsTest < ClientTest
   # the client of a cluster checks out a connection for each send of its own
   def test_a_full_pool
     full = RedisClient::CheckoutTimeoutError.new("Couldn't checkout a connection in time")
-    { "RedisClient::Pooled" => "NotCounted unreachable", "RedisClient::Cluster" => "OutcomeUnknown no reply" }.each do |name, expected|
+    { "RedisClient::Pooled" => "NotCounted UNREACHABLE", "RedisClient::Cluster" => "OutcomeUnknown no reply" }.each do |name, expected|
       refusing = Class.new(Wrapper) { define_singleton_method(:name) { name } }
       wrapper = refusing.new(@redis) { |redis, command| command[2] == 4 && !asks?(command) ? raise(full) : redis.call(*command) }
       id = (1..).lazy.map { |i| "#{@id}/#{i}" }.find { |one| Zlib.crc32(one) % 4 == 0 } # the partition that has an epoch

@@ -68,10 +68,10 @@ class ClientTest < Minitest::Test
   end
 
   # Configures a family without the daemon.
-  def configure(family, partitions, more = {})
+  def configure(family, partitions, more = {}, *settings)
     keys = ["cf1:{#{NAMESPACE}/#{family}/0}:calls", *Array.new(partitions) { |i| "cf1:{#{NAMESPACE}/#{family}/#{i}}:meta" }]
     ids = { wide: false, separator: "/", ids: '[\s\S]{1,255}', ids_in_words: "1 to 255 bytes of UTF-8" }
-    args = ["salt", "", "buffered", partitions, "", JSON.generate(ids.merge(more)), "max_pending", 1_000_000]
+    args = ["salt", "", "buffered", partitions, "", JSON.generate(ids.merge(more)), "max_pending", 1_000_000, *settings]
     @redis.call("EVAL", Counterfoil::Scripts::SOURCES.fetch("family_configure"), keys.size, *keys, *args)
   end
 

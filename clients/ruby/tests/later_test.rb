@@ -36,6 +36,62 @@ class LaterTest < ClientTest
     assert_equal [1] * 7, Array.new(7) { |number| views.value("#{@id}/#{number}") }
   end
 
+  def test_series_activity_and_visitors
+    hits, readers, daily = @counterfoil.series("hits"), @counterfoil.activity("readers"), @counterfoil.visitors("daily")
+    before = Time.now - 3600
+    executed = calls("EVALSHA") do
+      300.times do |i|
+        hits.later(@id, 2)
+        hits.later("#{@id}/#{i}", 1, before)
+        readers.later(@id, i % 7)
+        daily.later(@id, "2026-11-25", i % 5)
+      end
+      hits.flush
+    end
+    assert_operator executed, :<, 60
+    assert_equal [600, 300], [hits.get(@id, "day").last[1], (0...300).sum { |i| hits.get("#{@id}/#{i}", "60s").sum(&:last) }]
+    assert_equal [[300, 7], 5], [readers.now(@id), daily.value(@id, "2026-11-25")]
+  end
+
+  # they wait, and those that Redis refuses are reported one by one
+  def test_sums_of_each_kind
+    errors, redis, is_down = [], @redis, true
+    wrapper = Object.new
+    wrapper.define_singleton_method(:with) { |&block| block.call(self) }
+    wrapper.define_singleton_method(:call_v) { |command| is_down ? raise(Redis::CannotConnectError, "down") : redis.call(*command) }
+    counterfoil = client(wrapper, retry_for: 0, later_every: 60, is_own: true, on_error: ->(*error) { errors << error })
+    hits, readers, daily = counterfoil.series("hits"), counterfoil.activity("readers"), counterfoil.visitors("daily")
+    hits.later(@id, 3)
+    hits.later(@id, 4, 1)
+    2.times { readers.later(@id, "v") }
+    2.times { daily.later(@id, "2026-11-25", "v") }
+    daily.later("x" * 250, "2026-11-25", "v") # its length shows when the separator is known
+    _, warned = capture_io { 2.times { assert_raises(Counterfoil::NotCounted) { daily.flush } } }
+    assert_equal 3, warned.scan(/sums of #{NAMESPACE}.(?:hits|readers|daily) wait: UNREACHABLE/).size, warned
+    is_down, deadline = false, Time.now + 10
+    flush = -> { assert_raises(Counterfoil::NotCounted) { counterfoil.flush } }
+    sleep(0.1) while (error = flush.call).reason == "UNREACHABLE" && Time.now < deadline # until a probe
+    assert_match(/2 sums/, error.message)
+    assert_equal [["hits", @id, 4, "BADTIME"], ["daily", "#{"x" * 250}/2026-11-25", 1, "BADID"]],
+                 errors.map { |family, id, number, error| [family.delete_prefix("#{NAMESPACE}/"), id, number, error.reason] }
+    assert_equal [3, [2, 1], 1], [hits.get(@id, "day").last[1], readers.now(@id), daily.value(@id, "2026-11-25")]
+    %i[later first_visit].each { |call| assert_raises(Counterfoil::NotCounted) { daily.public_send(call, @id, "2026-02-30", "v") } }
+    assert_raises(Counterfoil::NotCounted) { hits.later(@id, 0) }
+    assert_raises(Counterfoil::NotCounted) { readers.later("", 1) }
+  end
+
+  # once, and before the end of the process
+  def test_sums_of_a_family_that_is_not_configured_are_warned_of
+    nobody = client(@redis, retry_for: 0.1).buffered("nobody")
+    _, warned = capture_io do
+      nobody.later(@id)
+      2.times { assert_raises(Counterfoil::NotCounted) { nobody.flush } }
+    end
+    assert_equal 1, warned.scan("UNCONFIGURED").size, warned
+    assert_match(%r{sums of #{NAMESPACE}/nobody wait: UNCONFIGURED: no daemon has configured}, warned)
+    nobody.instance_variable_get(:@later).send(:start_anew)
+  end
+
   def test_a_child_does_not_send_the_sums_of_its_parent
     views = client(@redis, later_every: 60).buffered("views")
     views.later(@id)
@@ -114,7 +170,21 @@ class LaterTest < ClientTest
       away = RedisClient.new(path: "/nonexistent/redis.sock")
       Counterfoil.new(away, namespace, retry_for: 0.2, on_error: report).buffered("views").later(id, 5)
     RUBY
-    assert_equal "5 no epoch", @redis.get(@id)
+    assert_equal "5 UNREACHABLE", @redis.get(@id)
+  end
+
+  def test_close_makes_one_attempt_in_an_outage_and_drops_what_is_left
+    errors, connecting = [], 0
+    away = Object.new
+    away.define_singleton_method(:with) { |&block| block.call(self) }
+    away.define_singleton_method(:close) { nil }
+    away.define_singleton_method(:call_v) { |_| raise Redis::CannotConnectError, "away" if connecting += 1 }
+    counterfoil = client(away, retry_for: 0.1, is_own: true, later_every: 60, on_error: ->(*error) { errors << error })
+    counterfoil.buffered("views").later(@id, 5)
+    capture_io { assert_raises(Counterfoil::NotCounted) { counterfoil.flush } }
+    before = connecting
+    assert_match(/1 sums: away/, assert_raises(Counterfoil::NotCounted) { counterfoil.close }.message)
+    assert_equal [[["#{NAMESPACE}/views", @id, 5]], 1], [errors.map { |*sum, _| sum }, connecting - before]
   end
 
   def test_a_flush_waits_once
@@ -122,9 +192,9 @@ class LaterTest < ClientTest
     families = %w[views wide].map { |name| later.buffered(name) }
     families.each { |family| family.add(@id, 0) }
     attempts = 0
-    later.instance_variable_get(:@connection).define_singleton_method(:send_once) { |_| raise Redis::CannotConnectError if attempts += 1 }
+    later.instance_variable_get(:@connection).define_singleton_method(:send_once) { |*| raise Redis::CannotConnectError if attempts += 1 }
     3000.times { |i| families.each { |family| family.later("#{@id}/#{i}") } }
-    assert_match(/6000 ids/, assert_raises(Counterfoil::Error) { later.flush }.message)
+    assert_match(/6000 sums/, assert_raises(Counterfoil::Error) { later.flush }.message)
     assert_operator attempts, :<=, 21 # one in 50 ms, of the first call only
   ensure
     later.instance_variable_get(:@later).send(:start_anew)
@@ -140,7 +210,7 @@ class LaterTest < ClientTest
       sleep(0.01) until later.instance_variable_get(:@later).send(:size).zero?
     end
     assert_operator errors.call - before, :<, 10
-    assert_match(/30 ids/, assert_raises(Counterfoil::Misconfigured) { votes.flush }.message)
+    assert_match(/30 sums/, assert_raises(Counterfoil::Misconfigured) { votes.flush }.message)
   end
 
   def test_sums_wait_for_redis
@@ -148,7 +218,7 @@ class LaterTest < ClientTest
     views.later(@id)
     error = assert_raises(Counterfoil::NotCounted) { views.flush }
     assert_predicate error, :temporary?
-    assert_match(/1 ids: No such file/, error.message)
+    assert_match(/1 sums: .*No such file/, error.message)
     assert_raises(Counterfoil::NotCounted) { views.flush } # it stays
   end
 
@@ -158,7 +228,7 @@ class LaterTest < ClientTest
     votes = later.buffered("votes") # which is cached
     votes.later(@id, 3)
     votes.later("#{@id}/2", 4)
-    assert_match(/2 ids/, assert_raises(Counterfoil::Misconfigured) { votes.flush }.message)
+    assert_match(/2 sums/, assert_raises(Counterfoil::Misconfigured) { votes.flush }.message)
     assert_nil votes.flush
     assert_equal [["#{NAMESPACE}/votes", @id, 3, "MISMATCH"], ["#{NAMESPACE}/votes", "#{@id}/2", 4, "MISMATCH"]],
                  errors.map { |*hit, error| [*hit, error.reason] }

@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "helper"
+require "socket"
 require "timeout"
 
 class ThreadsAndForksTest < ClientTest
@@ -67,6 +68,61 @@ class ThreadsAndForksTest < ClientTest
     threads[1].kill # it leads the next call
     assert_equal [Integer, Integer, Integer], threads.drop(2).map { |thread| (thread.value || 0).class }
     assert_includes 4..6, views.value(@id)
+  end
+
+  # A client that cannot connect until `state[:up]`.
+  def unreachable(state)
+    redis = @redis
+    Object.new.tap do |client|
+      client.define_singleton_method(:with) { |&block| block.call(self) }
+      client.define_singleton_method(:call_v) { |command| state[:up] ? redis.call(*command) : raise(Redis::CannotConnectError, "down") }
+    end
+  end
+
+  def now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+
+  # those that wait for a call under way, too
+  def test_an_outage_ends_all_calls
+    state, began = { up: true }, now
+    views = client(unreachable(state), retry_for: 0.5, is_own: true).buffered("views")
+    views.add(@id)
+    state[:up] = false
+    results = Array.new(16) { |i| Thread.new { sleep(i * 0.03).then { result_of { views.add(@id) } } } }.map(&:value)
+    assert_operator now - began, :<, 1.5
+    assert_equal ["Counterfoil::NotCounted: UNREACHABLE"], results.map { |result| result[/\A\S+ \w+/] }.uniq
+    began = now
+    20.times { assert_match(/Redis has been unreachable for 0 s: down/, result_of { views.add(@id) }) }
+    assert_operator now - began, :<, 0.2
+    state[:up] = true
+    sleep(0.05) while (result = result_of { views.add(@id) }).is_a?(String) && now < began + 5
+    assert_equal 2, result
+  end
+
+  # threads wait for each other's turn with these
+  def test_an_outage_ends_calls_of_a_client_for_one_thread
+    silent = TCPServer.new("127.0.0.1", 0)
+    [Redis, RedisClient].each do |library|
+      redis, began = library.new(host: "127.0.0.1", port: silent.addr[1], timeout: 0.3, reconnect_attempts: 0), now
+      views = client(redis, retry_for: 0.5).buffered("views")
+      results = Array.new(10) { Thread.new { result_of { views.add(@id) } } }.map(&:value)
+      assert_operator now - began, :<, 1.2, library
+      assert_equal ["Counterfoil::NotCounted: UNREACHABLE"], results.map { |result| result[/\A\S+ \w+/] }.uniq
+    end
+  ensure
+    silent.close
+  end
+
+  def test_a_child_probes_by_itself
+    state = {}
+    views = client(unreachable(state), retry_for: 0, is_own: true).buffered("views")
+    2.times { assert_match(/UNREACHABLE/, result_of { views.add(@id) }) }
+    child = in_child do
+      began, state[:up] = now, true
+      sleep(0.05) while (result = result_of { views.add(@id) }).is_a?(String) && now < began + 5
+      result
+    end
+    assert_equal 1, child
+    assert_match(/has been unreachable/, result_of { views.add(@id) })
   end
 
   # the call of a batch got EXPIRED, and its thread is killed while it asks for another epoch

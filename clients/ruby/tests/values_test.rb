@@ -111,8 +111,8 @@ class ValuesTest < ClientTest
       assert_predicate assert_raises(Counterfoil::NotCounted) { views_by([busy, NOBODY]).value("a") }, :temporary?
     end
     with_daemon(BUSY) do |busy, refused|
-      assert_raises(Counterfoil::NotCounted) { views_by(busy, retry_for: 2).value("a") }
-      assert_includes 2..4, refused.size # it asks for a second between them
+      assert_raises(Counterfoil::NotCounted) { views_by(busy, retry_for: 4).value("a") }
+      assert_includes 2..4, refused.size # it asks for two seconds, and pauses
     end
   end
 
@@ -124,6 +124,44 @@ class ValuesTest < ClientTest
       assert_operator Time.now - begun, :<, 1.8
     end
   ensure
+    silent.close
+  end
+
+  def test_defaults
+    [NOBODY, with_daemon(BUSY) { |url| url }].each do |url|
+      views, errors = views_by(url), []
+      assert_equal [7, nil], [views.value(@id, 7), views.value(@id, nil)]
+      assert_equal [[7, 7], [1, 2]], [views.values([@id, :b], 7), views.values([@id, :b], [1, 2])]
+      assert_equal [8, [9, 9]], [views.value(@id) { |error| errors.push(error) && 8 }, views.values([@id, :b]) { |error| errors.push(error) && 9 }]
+      assert_equal [Counterfoil::NotCounted] * 2, errors.map(&:class)
+      assert_raises(Counterfoil::NotCounted) { views.value("x" * 256, 7) }
+    end
+    assert_equal 3, @views.add_many({ @id => 3 }).then { @views.value(@id, 7) }
+    daily = Counterfoil.new(@redis, NAMESPACE, daemon: NOBODY, retry_for: 0.3).visitors("daily")
+    assert_equal [7, [8]], [daily.value(@id, "2026-11-25", 7), daily.values([[@id, "2026-11-25"]]) { 8 }]
+    with_daemon([404, ""]) { |url| assert_raises(Counterfoil::Misconfigured) { views_by(url).value(@id, 7) } }
+  end
+
+  def test_an_outage_of_the_daemon
+    silent = TCPServer.new("127.0.0.1", 0)
+    views = views_by("http://127.0.0.1:#{silent.addr[1]}")
+    assert_equal ["UNREACHABLE"] * 3, Array.new(3) { assert_raises(Counterfoil::NotCounted) { views.value(@id) }.reason }
+    begun = Time.now
+    assert_match(/the daemon has been unreachable for 0 s/, assert_raises(Counterfoil::NotCounted) { views.value(@id) }.message)
+    assert_operator Time.now - begun, :<, 0.1
+    serving = Thread.new do
+      while (socket = silent.accept)
+        head = []
+        head << socket.gets until [nil, "\r\n"].include?(head.last) && head.any?
+        socket.write("HTTP/1.1 200 OK\r\nContent-Length: #{SEVEN[1].bytesize}\r\nConnection: close\r\n\r\n#{SEVEN[1]}")
+        socket.close
+      end
+    end
+    deadline = Time.now + 5
+    sleep(0.05) while views.value(@id, nil).nil? && Time.now < deadline
+    assert_equal 7, views.value(@id)
+  ensure
+    serving&.kill
     silent.close
   end
 

@@ -6,49 +6,64 @@ class Counterfoil
   #   readers = counterfoil.activity("readers")
   #   readers.touch("front", "visitor-1")
   #   views, visitors = readers.now("front")
-  class Activity
+  class Activity < Tallies
     PLACES = 100
-    private_constant :PLACES
+    VISITORS = 1000
+    private_constant(*constants(false))
 
-    def initialize(family)
-      @family = family
+    def initialize(family, later)
+      super(family, "activity_touch", VISITORS, later)
     end
 
     # Counts a view of the page by the visitor.
     #
-    # @param page [String] 1 to 200 bytes of UTF-8
-    # @param visitor [String] 1 to 255 bytes of any kind
+    # @param page [String, Symbol, Integer] 1 to 200 bytes of UTF-8
+    # @param visitor [String, Symbol, Integer] 1 to 255 bytes of any kind
     # @return [nil]
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def touch(page, visitor)
-      visitor, page = @family.bytes(visitor), @family.id(page, 200)
-      of = @family.partitions
-      reply = @family.count_anew do
-        stripe = Zlib.crc32(visitor) % stripes
-        partition = partition(page, stripe, of)
-        keys = @family.keys(partition, "buffer", "meta", "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}")
-        @family.call("activity_touch", @family.home(partition), keys, [stripes, 1, page, 1, 1, visitor], of)
-      end
-      @family.refuse(reply)
+      count_one([@family.text(page, 200), @family.bytes(visitor)], 1)
+      nil
     end
+
+    # Adds a view to a sum in this process, which is sent within `later_every` seconds, and counts in the window then.
+    #
+    # @param (see #touch)
+    # @return [nil]
+    # @raise [NotCounted] with the reason `BUSY` if 100,000 sums wait
+    def later(page, visitor) = @later.add(self, [-@family.id_if_known(page, 200), -@family.bytes(visitor)], 1)
 
     # @return [Array(Integer, Integer)] views and visitors of the window
     def now(page)
-      page = @family.id(page, 200)
-      by_home = (0...stripes).group_by { |stripe| @family.home(partition(page, stripe)) }.values
-      by_home.flat_map { |some| some.each_slice(PLACES).flat_map { |few| read(page, few) } }.transpose.map(&:sum)
+      @family.reading do
+        page = @family.id(page, 200)
+        by_home = (0...stripes).group_by { |stripe| @family.home(of_stripe(page, stripe)) }.values
+        by_home.flat_map { |some| some.each_slice(PLACES).flat_map { |few| read(page, few) } }.transpose.map(&:sum)
+      end
     end
 
     private
 
     def stripes = @family.settings["stripes"]
 
-    def partition(page, stripe, of = @family.partitions) = (Zlib.crc32(page) + stripe) % of
+    def stripe(visitor, settings) = Zlib.crc32(visitor) % settings["stripes"]
+
+    def of_stripe(page, stripe, of = @family.partitions) = (Zlib.crc32(page) + stripe) % of
+
+    def partition((page, visitor), of, settings) = of_stripe(@family.id(page, 200), stripe(visitor, settings), of)
+
+    def entries(_home, partition, sums, settings)
+      places = sums.group_by { |(page, visitor), _| [page, stripe(visitor, settings)] }
+      keys = places.keys.flat_map { |page, stripe| ["views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}"] }
+      args = places.flat_map { |(page, _), own| [page, own.sum(&:last), own.size, *own.map { |(_, visitor), _| visitor }] }
+      keys = @family.keys(partition, "buffer", "meta", *keys)
+      [keys, [settings["stripes"], places.size, *args], places.values.map { |own| own.map(&:first) }]
+    end
 
     # @return [Array<Array(Integer, Integer)>] of each stripe
     def read(page, some)
-      keys = some.flat_map { |stripe| @family.keys(partition(page, stripe), "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}") }
-      reply = @family.read_of_home("activity_now", partition(page, some[0]), [], keys, stripes)
+      keys = some.flat_map { |stripe| @family.keys(of_stripe(page, stripe), "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}") }
+      reply = @family.read_of_home("activity_now", of_stripe(page, some[0]), [], keys, stripes)
       reply.drop(1).each_slice(2).to_a
     end
   end

@@ -20,13 +20,13 @@ class Counterfoil
     # @param delta [Integer] 64 bits
     # @return [Integer, nil] what the counter has pending after it; nil if the hit was counted, but that reply was lost
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
-    def add(id, delta = 1) = count_one(id, delta)
+    def add(id, delta = 1) = @family.counting { count_one(id, delta) }
 
     # Adds each delta to its counter, in as few calls as possible. Pairs fail separately.
     #
     # @param pairs [Hash{String => Integer}, Array<Array(String, Integer)>]
     # @return [Array<Integer, nil, Error>] for each pair, in their order, the result of {#add} or its error
-    def add_many(pairs) = @family.connection.within { count_all(pairs.to_a) }
+    def add_many(pairs) = @family.counting { count_all(pairs.to_a) }
 
     # Adds delta to the counter unless this was done before for the same request and id, by any process. Redis remembers a
     # request for an hour, or as long as the family's `remember_requests`.
@@ -38,13 +38,13 @@ class Counterfoil
     # @raise [OutcomeUnknown] with the reason `EXPIRED` if Redis may have forgotten the request
     def add_once(request, id, delta = 1, epoch: nil)
       is_before = false
-      count_one(id, delta, request(request, epoch)) { |item| is_before = item.before }
+      @family.counting { count_one(id, delta, request(request, epoch)) { |item| is_before = item.before } }
       !is_before
     end
 
     # @return [String] the epoch to store with a job before {#add_once} is called for it
     def request_epoch(request, id)
-      @family.request_epoch(partition(@family.id(id), @family.partitions, request(request)))
+      @family.counting { @family.request_epoch(partition(@family.id(id), @family.partitions, request(request))) }
     end
 
     # Adds delta to a sum in this process, which is sent within `later_every` seconds.
@@ -53,11 +53,17 @@ class Counterfoil
     # @raise [NotCounted] with the reason `BUSY` if 100,000 ids wait
     def later(id, delta = 1) = @later.add(self, @family.id_if_known(id), change(delta))
 
-    # Waits until all that {#later} took before is counted.
+    # Waits until all that `later` of any family took before is counted.
     #
     # @return [nil]
     # @raise [Error] the first error since the previous flush
     def flush = @later.flush
+
+    # @api private
+    def count_sums(sums) = add_many(sums)
+
+    # @api private
+    def label(id) = id
 
     private
 

@@ -23,7 +23,7 @@ class Counterfoil
     # @return [Integer] the new value
     # @raise [NotCounted] with the reason `RANGE` and the current value if the new one is out of bounds
     # @raise [OutcomeUnknown, Misconfigured]
-    def incr(id, delta = 1) = with_base(id) { |text| count_one(text, @family.integer(delta)) }
+    def incr(id, delta = 1) = counting(id) { |text| count_one(text, @family.integer(delta)) }
 
     # Adds delta to the counter unless this was done before for the same request and id, by any process. A refusal at a bound
     # stays, too.
@@ -34,42 +34,44 @@ class Counterfoil
     # @raise (see #incr)
     def incr_once(request, id, delta = 1, epoch: nil)
       named = request(request, epoch)
-      with_base(id) { |text| count_one(text, @family.integer(delta), named) }
+      counting(id) { |text| count_one(text, @family.integer(delta), named) }
     end
 
     # @return [String] the epoch to store with a job before {#incr_once} is called for it
     def request_epoch(request, id)
       request(request)
-      @family.request_epoch(@family.partition(@family.id(id)))
+      @family.counting { @family.request_epoch(@family.partition(@family.id(id))) }
     end
 
     # Sets the counter.
     #
     # @return [Integer] the new value
     # @raise (see #incr)
-    def set(id, value) = with_base(id) { |text| count_one(text, "=#{@family.integer(value)}") }
+    def set(id, value) = counting(id) { |text| count_one(text, "=#{@family.integer(value)}") }
 
     # @return [Integer] the value
-    def get(id)
-      with_base(id) do |text|
-        keys = @family.keys(@family.partition(text), "base", "buffer", "batch", "meta")
-        word = @family.read("cached_get", keys, [1, "", SecureRandom.hex(8), text])[1]
-        raise NotCounted.new(word, "#{name} in the partition of #{text}", temporary: true) if word == "UNCONFIGURED"
-
-        result(word)
-      end
-    end
+    def get(id) = @family.reading { with_base(id) { |text| read(text) } }
 
     private
+
+    def counting(id, &block) = @family.counting { with_base(id, &block) }
+
+    def read(id)
+      partition = @family.partition(id)
+      keys = @family.keys(partition, "base", "buffer", "batch", "meta")
+      word = @family.read("cached_get", @family.home(partition), keys, [1, "", SecureRandom.hex(8), id])[1]
+      raise NotCounted.new(word, "#{name} in the partition of #{id}", temporary: true) if word == "UNCONFIGURED"
+
+      result(word)
+    end
 
     # Repeats the block until the counter has a base.
     def with_base(id)
       id = @family.id(id)
-      deadline = Connection.now + @family.connection.retry_for
       loop do
         result = yield(id)
         return result unless result.is_a?(Miss)
-        raise NotCounted.new("MISS", "#{id} was deleted again and again", temporary: true) if Connection.now > deadline
+        raise NotCounted.new("MISS", "#{id} was deleted again and again", temporary: true) if Limit.now > Limit.at
 
         share_read([id, result.ticket, Process.pid]) { seed(id, result.ticket) } # a fork does not finish reads of its parent
       end
@@ -89,8 +91,9 @@ class Counterfoil
     def seed(id, ticket)
       row, partition = @read_row.call(id), @family.partition(id)
       value = row.nil? ? "-" : @family.integer(row)
-      keys = @family.keys(@family.home(partition), "calls") + @family.keys(partition, "base")
-      word = @family.read("cached_seed", keys, ["", id, ticket, value])[1]
+      home = @family.home(partition)
+      keys = @family.keys(home, "calls") + @family.keys(partition, "base")
+      word = @family.read("cached_seed", home, keys, ["", id, ticket, value])[1]
       raise NotCounted.new(word) if %w[NOROW BEYOND].include?(word)
     end
 

@@ -8,8 +8,6 @@ class Counterfoil
     # their clients may be used by one thread at a time
     UNSHARED = %w[RedisClient RedisClient::Cluster].freeze
     CLUSTERS = %w[Redis::Cluster RedisClient::Cluster].freeze
-    # when calls that belong together end, and if one of them failed then
-    Deadline = Struct.new(:at, :is_missed)
     # The files of redis-client and of redis-rb 4 that write commands.
     WRITERS = %r{/(resp3|command_helper)\.rb\z}
     # A word of a command. A library makes bytes of it once for each send, also for those that it repeats by itself. A tracer or
@@ -25,43 +23,33 @@ class Counterfoil
     end
     private_constant(*constants(false))
 
-    # @return [Float] seconds of the monotonic clock
-    def self.now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
-
     # @return [Numeric] seconds
     attr_reader :retry_for
 
+    # @param timeout [Numeric] seconds that a send may take, 0 if they are not known
     # @param is_own [Boolean] the library does not repeat calls by itself
     # @param connect [Proc, nil] makes another client of a cluster, which threads may share
-    def initialize(redis, retry_for:, is_own:, connect: nil)
+    def initialize(redis, retry_for:, timeout:, is_own:, connect: nil)
       raise Misconfigured.new("BADKEY", "a Redis::Namespace changes keys") if redis.class.name == "Redis::Namespace"
       raise Misconfigured.new("BADARG", "#{redis.class} is not a Redis, RedisClient or pool") unless redis.respond_to?(:with)
 
-      @redis, @retry_for, @is_own, @connect, @renewed_at = redis, retry_for, is_own, connect, 0
+      @redis, @retry_for, @timeout, @is_own, @connect, @renewed_at = redis, retry_for, timeout, is_own, connect, 0
+      @outages, @of_outages, @ends_at = {}, Lock.new, Float::INFINITY
       @mutex = Lock.new if UNSHARED.include?(redis.class.name) && !connect
       @monitor = redis.instance_variable_get(:@monitor) if defined?(Redis) && Redis === redis # not if it is in a pool
     end
 
-    # Yields, and calls within the block have one deadline.
-    def within
-      outer = Thread.current[:counterfoil_deadline]
-      Thread.current[:counterfoil_deadline] = outer || deadline
-      yield
-    ensure
-      Thread.current[:counterfoil_deadline] = outer
-    end
-
+    # @param home [Array<String>] the keys of `family_epoch` at the home of the call
     # @param is_lost [Boolean] an earlier arrival of the call may have been executed
     # @return [Array(Array, Boolean, Boolean)] the reply; true if no other arrival of the call can exist; true if a reply was lost
     # @raise [Error] the outcome of the call
-    def call(name, keys, args, is_lost = false)
-      command = ["EVALSHA", Word.new(Scripts::SHA1S.fetch(name)), keys.size, *keys, *args]
-      deadline = Thread.current[:counterfoil_deadline] || self.deadline
-      # another node of a cluster may be available
-      raise Failure.outcome("unreachable", "like the call before", is_lost, true) if deadline.is_missed && !cluster?
-
+    def call(name, home, keys, args, is_lost = false)
+      command, outage = evalsha(name, keys, args), outage(cluster? ? home[0] : nil)
+      limit, longest, began = Limit.at || (Limit.now + @retry_for), @timeout, nil
       begin
-        reply = send_once(command)
+        outage.check(is_lost)
+        began = Limit.now
+        reply = send_once(command) { outage.check(is_lost) }
         is_lost ||= command[1].sends > 1
         return [reply, !is_lost && only?(command), is_lost] if reply.is_a?(Array) && reply[0].is_a?(String)
 
@@ -73,46 +61,86 @@ class Counterfoil
         command[0, 2] = "EVAL", Scripts::SOURCES.fetch(name) if reason == "NOSCRIPT"
         command[1] = Word.new(command[1])
         renew if is_temporary && @connect
-        retry if reason == "NOSCRIPT" || (is_temporary && Connection.now < deadline.at && sleep(PAUSE))
-        deadline.is_missed = is_temporary
+        longest = [longest, Limit.now - began].max
+        retry if reason == "NOSCRIPT" || (is_temporary && Limit.now + PAUSE + longest < [limit, @ends_at].min && sleep(PAUSE))
+        start_outage(outage, reason, error) { available?(home) } if Failure.outage?(reason, error)
         raise Failure.outcome(reason, Failure.explain(error), is_lost, is_temporary)
       end
+    end
+
+    # Makes all calls end in time, also those that other threads make. After an outage each makes one attempt.
+    #
+    # @return [Numeric] seconds
+    def end_within(seconds)
+      seconds = 0 if stop_outages
+      @ends_at = Limit.now + seconds
+      seconds
     end
 
     def cluster?
       return @is_cluster if defined?(@is_cluster)
 
+      outage(nil).check
       is_cluster = ->(client) { (client.class.ancestors.map(&:name) & CLUSTERS).any? }
       # a cluster client connects to answer respond_to?
       @is_cluster = lend { |client| is_cluster.(client) || (client.respond_to?(:_client) && is_cluster.(client._client)) }
     rescue Failure => error
-      raise NotCounted.new("unreachable", error.message, temporary: true)
+      start_outage(outage(nil), UNREACHABLE, error) { lend { true } }
+      raise NotCounted.new(UNREACHABLE, error.message, temporary: true)
     end
 
-    def close = (@redis.close if @is_own)
+    def close
+      stop_outages
+      @redis.close if @is_own
+    end
 
     private
+
+    def evalsha(name, keys, args) = ["EVALSHA", Word.new(Scripts::SHA1S.fetch(name)), keys.size, *keys, *args]
+
+    # @return [Boolean] one of them was on
+    def stop_outages = @of_outages.synchronize { @outages.values }.map(&:stop).any?
+
+    # @param home [String, nil] a key of the partition in a cluster, whose nodes fail separately
+    def outage(home) = @outages[home] || @of_outages.synchronize { @outages[home] ||= Outage.new("Redis") }
+
+    def start_outage(outage, reason, error)
+      outage.start(Failure.code(reason), Failure.explain(error), error) do
+        yield
+        true
+      rescue Failure => again
+        !Failure.outage?(Failure.reason(again, resends?, cluster?), again)
+      end
+    end
+
+    # any client may ask for an epoch
+    def available?(home)
+      renew if @connect
+      send_once(evalsha("family_epoch", home, ["", "", "", ""]))
+    end
 
     # Replaces the client of a cluster: it asks where slots are once in 3 to 10 s, and a failover takes less. Other threads may still
     # use the old one, so it is not closed.
     def renew
-      return if Connection.now < @renewed_at + RENEW_EVERY
+      return if Limit.now < @renewed_at + RENEW_EVERY
 
-      @redis, @renewed_at = @connect.call, Connection.now
+      @redis, @renewed_at = @connect.call, Limit.now
     end
-
-    def deadline = Deadline.new(Connection.now + @retry_for, false)
 
     # pools yield a client, and clients of redis-rb themselves
     def lend(&block)
       return yield @redis if @connect
       return @mutex.synchronize { yield @redis } if @mutex
 
-      @monitor ? Lock.waking(@monitor) { @redis.with(&block) } : @redis.with(&block)
+      @monitor ? Lock.waking(@monitor) { @monitor.synchronize { @redis.with(&block) } } : @redis.with(&block)
     end
 
+    # Yields when there is a connection, which may take a while.
     def send_once(command)
-      lend { |client| client.respond_to?(:call_v) ? client.call_v(command) : client.call(*command) }
+      lend do |client|
+        yield if block_given?
+        client.respond_to?(:call_v) ? client.call_v(command) : client.call(*command)
+      end
     end
 
     # the cluster clients repeat calls whatever their options

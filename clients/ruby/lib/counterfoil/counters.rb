@@ -4,6 +4,8 @@ class Counterfoil
   # What buffered and cached counters share: calls of pairs of an id and a change, each with its own result. A subclass
   # defines `change(change)`, `add_group(args, items)`, `set_counted(words, items)`, `set_repeated(word, items)` and `result(word)`.
   class Counters
+    include Values
+
     # A pair; `of` is how many partitions there are, `result` is an Integer, nil, or an error. `request` has a name and a stored
     # generation or nil, `before` is true if it was counted before.
     Item = Struct.new(:partition, :of, :id, :change, :request, :result, :before)
@@ -17,17 +19,6 @@ class Counterfoil
 
     # @return [String] `NAMESPACE/FAMILY`
     def name = @family.name
-
-    # Returns the exact value: what MySQL holds and what is pending.
-    #
-    # @return [Integer]
-    def value(id) = values([id])[0]
-
-    # Returns the exact values of many counters: a request for 1,000 of them.
-    #
-    # @param ids [Enumerable<String, Symbol, Integer>]
-    # @return [Array<Integer>] in the order of the ids
-    def values(ids) = @daemons.values(@family, ids.map { |id| @family.text(id) })
 
     private
 
@@ -105,6 +96,8 @@ class Counterfoil
     def partition(id, of, _request) = @family.partition(id, of)
 
     def result_of(item) = item.result.is_a?(Error) ? raise(item.result) : item.result
+
+    def row_id(id) = @family.text(id)
 
     def call_args = []
   end

@@ -8,8 +8,7 @@ class Counterfoil
   class Daemons
     IDS = 1000 # of a request
     PAUSE = 0.05
-    CONNECT = 1
-    REPLY = 12 # a daemon replies within 10 s
+    PROBE = 0.4 # seconds
     IDLE = 8 # and closes connections that are idle for 10 s
     FAILURES = [SystemCallError, IOError, SocketError, Net::OpenTimeout, Net::ReadTimeout, Net::WriteTimeout, Net::ProtocolError,
                 Net::HTTPBadResponse, Net::HTTPHeaderSyntaxError, Zlib::Error, OpenSSL::SSL::SSLError].freeze
@@ -17,12 +16,10 @@ class Counterfoil
 
     # @param urls [String, Array<String>, nil] e.g. `http://127.0.0.1:9292`
     # @param token [String, nil]
-    # @param retry_for [Numeric] seconds
-    def initialize(urls, token, retry_for)
-      @uris, @retry_for, @first = Array(urls).map { |url| uri(url) }, retry_for, 0
+    def initialize(urls, token)
+      @uris, @first, @outage = Array(urls).map { |url| uri(url) }, 0, Outage.new("the daemon")
       @headers = { "Content-Type" => "application/json" }
       @headers["Authorization"] = "Bearer #{token}" if token
-      @timeout = (retry_for.to_f / [@uris.size, 1].max).clamp(CONNECT, REPLY) # a silent one leaves time for the others
       @idle = @uris.to_h { |uri| [uri, Thread::Queue.new] }
     end
 
@@ -31,9 +28,6 @@ class Counterfoil
     # An error message may show it, and the token must not be there.
     def inspect = "#<#{self.class} #{@uris.join(" ")}>"
 
-    # @return [Integer] the exact value, which is that of the row for a cached counter that is not in Redis
-    def value(family, id) = values(family, [id])[0]
-
     # @return [Array<Integer>] the exact values in the order of the ids
     def values(family, ids) = find(family, ids).map { |value| value || 0 }
 
@@ -41,9 +35,10 @@ class Counterfoil
     def find(family, ids)
       raise Misconfigured.new("daemon", "values need the option `daemon`") if none?
 
-      deadline = Connection.now + @retry_for
-      ids.each_slice(IDS).flat_map { |some| ask(JSON.generate(family: family.name, ids: some), some.size, deadline) }
+      ids.each_slice(IDS).flat_map { |some| ask(JSON.generate(family: family.name, ids: some), some.size) }
     end
+
+    def close = @outage.stop
 
     private
 
@@ -55,34 +50,55 @@ class Counterfoil
     end
 
     # Asks one daemon after the other, and begins again while none of them is available.
-    def ask(body, size, deadline)
+    def ask(body, size)
+      is_reached = false
       loop do
         explanation, pause = nil, PAUSE
-        @uris.rotate(@first).each do |uri|
-          code, text, retry_after = post(uri, body)
+        @uris.rotate(@first).each_with_index do |uri, i|
+          @outage.check
+          # a silent one leaves time for the others
+          code, text, retry_after = post(uri, body, (Limit.at - Limit.now) / (@uris.size - i))
           values = values_of(text) if code == "200"
           return values.tap { @first = @uris.index(uri) } if values&.size == size
 
-          explanation = "#{uri}: #{code} #{text}"
+          explanation, is_reached = "#{uri}: #{code} #{text}", is_reached || code
           raise Misconfigured.new("daemon", explanation) if code&.match?(/\A[34]/) && code != "429"
 
           # all that were refused together would be refused again
           pause = [pause, retry_after * rand(0.5..1.0)].max
         end
-        raise NotCounted.new("daemon", explanation, temporary: true) if Connection.now + pause > deadline
+        fail_with(explanation, is_reached) if Limit.now + pause > Limit.at
 
         sleep(pause)
       end
     end
 
+    def fail_with(explanation, is_reached)
+      @outage.start(UNREACHABLE, explanation) { @uris.any? { |uri| alive?(uri) } } unless is_reached
+      raise NotCounted.new(is_reached ? "daemon" : UNREACHABLE, explanation, temporary: true)
+    end
+
     # @return [Array(String, String, Integer)] the code, nil if there is no reply, the body, and `Retry-After`
-    def post(uri, body)
-      http = idle(uri) || connect(uri)
+    def post(uri, body, seconds)
+      seconds = [seconds, PAUSE].max
+      http = idle(uri) || connect(uri, seconds)
+      http.read_timeout = http.write_timeout = seconds
       reply = http.post(uri.request_uri, body, @headers)
       @idle[uri] << [Process.pid, http]
       [reply.code, reply.body.to_s, reply["Retry-After"].to_i]
     rescue *FAILURES => error
       [nil, error.message, 0]
+    end
+
+    # @return [Boolean] any reply of the daemon
+    def alive?(uri)
+      http = connect(uri, PROBE)
+      http.read_timeout = PROBE
+      http.get("/livez")
+    rescue *FAILURES
+      false
+    ensure
+      http&.finish
     end
 
     # @return [Net::HTTP, nil] a connection of this process, not of its parent
@@ -96,12 +112,11 @@ class Counterfoil
     end
 
     # The connection makes itself anew if the daemon has closed it.
-    def connect(uri)
+    def connect(uri, seconds)
       # without a proxy, which would receive the token
       http = Net::HTTP.new(uri.hostname, uri.port, nil)
       http.use_ssl = uri.scheme == "https"
-      http.open_timeout, http.read_timeout, http.write_timeout = [CONNECT, @timeout].min, @timeout, @timeout
-      http.keep_alive_timeout = IDLE
+      http.open_timeout, http.keep_alive_timeout = seconds, IDLE
       http.start
     end
 

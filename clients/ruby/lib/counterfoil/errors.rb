@@ -1,6 +1,9 @@
 # frozen_string_literal: true
 
 class Counterfoil
+  # the reason of an error without any reply
+  UNREACHABLE = "UNREACHABLE"
+
   # The base class of all errors of this library. The error of the Redis library, if there is one, is its `cause`.
   class Error < StandardError
     # @return [String] a word to match, e.g. `FULL`, `RANGE`, `EXPIRED`, `UNCONFIGURED`

@@ -4,7 +4,9 @@ class Counterfoil
   # An exception of a Redis library, and what it proves about the call (lua/README.md, "Errors and lost replies").
   module Failure
     # a repeat may succeed
-    TEMPORARY = ["no reply", "unreachable", *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN NOREPLICAS TRYAGAIN READONLY MOVED ASK]].freeze
+    TEMPORARY = ["no reply", UNREACHABLE, *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN NOREPLICAS TRYAGAIN READONLY MOVED ASK]].freeze
+    # every call would fail; the others are of one call
+    OUTAGES = ["no reply", UNREACHABLE, *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN]].freeze
     # refusals of a new connection, after the library may have sent the call over another one
     CONNECTING = %w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY NOAUTH WRONGPASS].freeze
     LASTING = %w[WRONGTYPE BADSTATE].freeze
@@ -19,6 +21,7 @@ class Counterfoil
     FULL = "ERR max number of clients" # the reply on a connection that Redis closes again
     UNSENT = %w[ConnectionPool::TimeoutError RedisClient::Cluster::InitialSetupError].freeze
     FULL_POOL = %w[RedisClient::CheckoutTimeoutError].freeze # the client of a cluster may have sent the call before
+    FULL_POOLS = ["ConnectionPool::TimeoutError", *FULL_POOL].freeze
     private_constant(*constants(false))
 
     class << self
@@ -26,7 +29,7 @@ class Counterfoil
       def ===(error) = any?(error, LIBRARIES)
 
       # @param resends [Boolean] the library may have sent the call before it failed to connect
-      # @return [String] the code that Redis sent, `unreachable` if the call was not sent, or else `no reply`
+      # @return [String] the code that Redis sent, {UNREACHABLE} if the call was not sent, or else `no reply`
       def reason(error, resends, is_cluster)
         # Redis 6.2 wraps the errors of commands in a script
         code = error.message.sub(/\AERR Error running script.*?: -?(?=[A-Z]{3})/, "")[/\A-?([A-Z]+)\b/, 1]
@@ -34,20 +37,26 @@ class Counterfoil
         return code || "ERR" if CODES.include?(code) || (any?(error, REPLIES) && !is_refused)
 
         is_unsent = any?(error, UNSENT) || (!is_cluster && any?(error, FULL_POOL)) || (!resends && is_refused)
-        is_unsent ? "unreachable" : "no reply"
+        is_unsent ? UNREACHABLE : "no reply"
       end
 
       # @param resends [Boolean] the library may send a call over several connections
       # @param is_only [Boolean] it has sent this one once
       # @return [Boolean] an arrival of the call may have been executed: a refusal tells nothing about others
       def lost?(reason, resends, is_only)
-        return reason == "no reply" if !resends || %w[NOSCRIPT unreachable].include?(reason)
+        return reason == "no reply" if !resends || ["NOSCRIPT", UNREACHABLE].include?(reason)
 
         !is_only || reason == "no reply" || CONNECTING.include?(reason)
       end
 
       # @return [Boolean] a repeat of the call may succeed; the client of one node cannot follow MOVED
       def temporary?(reason, is_cluster) = TEMPORARY.include?(reason) && (is_cluster || reason != "MOVED")
+
+      # @return [Boolean] the server is unavailable, and not only a connection of the application's pool
+      def outage?(reason, error) = OUTAGES.include?(reason) && !any?(error, FULL_POOLS)
+
+      # @return [String] the reason of a call that is not counted
+      def code(reason) = reason == "no reply" ? UNREACHABLE : reason
 
       # @return [String] the message, with the options that are for it
       def explain(error)
@@ -60,7 +69,7 @@ class Counterfoil
       # @return [Error] the outcome of the call
       def outcome(reason, text, is_lost, is_temporary)
         return OutcomeUnknown.new(reason, text) if is_lost
-        return NotCounted.new(reason, text, temporary: !LASTING.include?(reason)) if is_temporary || REFUSED.include?(reason)
+        return NotCounted.new(code(reason), text, temporary: !LASTING.include?(reason)) if is_temporary || REFUSED.include?(reason)
 
         # any other error may come from the middle of a script
         (MISCONFIGURED.include?(reason) ? Misconfigured : OutcomeUnknown).new(reason, text)

@@ -23,6 +23,7 @@ class Counterfoil
     PAUSE = 0.05
     WANTED = ["cf1:wanted"].freeze
     ROUNDS = 5
+    READ = 0.5 # of the time of a counting call
     NAME = /\A[a-z0-9_.-]{1,64}\z/
     I64 = (-2**63..2**63 - 1)
     private_constant(*constants(false))
@@ -37,11 +38,20 @@ class Counterfoil
 
       @connection, @callers, @namespace, @family, @kind = connection, callers, namespace, family, kind
       @name = "#{namespace}/#{family}"
-      @epochs, @fences = {}, {}
+      @epochs, @homes = {}, {}
     end
+
+    # Yields, and the counting calls within end in time.
+    def counting(&block) = Limit.within(@connection.retry_for, &block)
+
+    # Yields, and the reads within end in time.
+    def reading(&block) = Limit.within(@connection.retry_for * READ, &block)
 
     # @return [Integer] the number of partitions
     def partitions = (@known || ask(0)).partitions
+
+    # @return [Boolean] Redis need not be asked for the settings
+    def known? = !@known.nil?
 
     # @return [Hash] as the daemon configured them
     def settings = (@known || ask(0)).settings
@@ -58,14 +68,14 @@ class Counterfoil
     # @return [Epoch] for new calls
     def epoch(home, fresh: false)
       known = @epochs[home]
-      known && !fresh && Connection.now < known.until ? known : ask(home)
+      known && !fresh && Limit.now < known.until ? known : ask(home)
     end
 
     # @param of [Integer] how many partitions the family had when the keys were chosen
     # @return [Call] a counting call that has not been sent
     def call(script, home, keys, args, of, requests = [])
-      keys += memories(home) if requests.any?
-      Call.new(script, home, fence(home) + keys, args, of, requests, checked(epoch(home), of), @callers.take, false)
+      keys += home_keys(home).last(2) if requests.any?
+      Call.new(script, home, home_keys(home).first(2) + keys, args, of, requests, checked(epoch(home), of), @callers.take, false)
     end
 
     # Makes a counting call, once. It may be called again for a call that was interrupted.
@@ -76,7 +86,7 @@ class Counterfoil
         is_lost, call.is_sent = call.is_sent, true
         tail = call.requests.flat_map { |pair, name, stored| [pair, name, stored || call.epoch.generation] }
         args = [call.caller.name, call.caller.n, call.epoch.now, "", *call.args, *tail]
-        reply, only, is_lost = @connection.call(call.script, call.keys, args, is_lost)
+        reply, only, is_lost = @connection.call(call.script, home_keys(call.home), call.keys, args, is_lost)
         unless expired?(reply, call.home)
           call.reply = reply # before others use the name: the call may be interrupted now, and is not sent again
           @callers.give_back(call.caller)
@@ -101,35 +111,13 @@ class Counterfoil
     # Forgets the epoch of a home: Redis has another generation of requests.
     def forget(home) = @epochs = @epochs.except(home)
 
-    # Makes the counting call of the block, and another one with new settings if the family has changed in Redis.
-    #
-    # @return [Array] the reply
-    def count_anew
-      ROUNDS.times do
-        call = yield
-        reply = count(call)
-        return reply if reply[0] != "MISMATCH"
-
-        epoch(call.home, fresh: true)
-      end
-      raise NotCounted.new("MISMATCH", "#{@name} changes in Redis too often", temporary: true)
-    end
-
-    # Raises if a reply of one item refuses it.
-    #
-    # @return [nil]
-    def refuse((*, last))
-      word = last.to_s[/[A-Z]+/]
-      raise NotCounted.new(word, temporary: word == "NOCALENDAR") if word
-    end
-
     # Makes a read that needs the settings at the home of a partition's calls.
     #
     # @return [Array] the reply `OK`
     def read_of_home(script, partition, names, keys, arg)
       reply = nil
       ROUNDS.times do
-        reply = read(script, keys(home(partition), "calls", *names) + keys, [arg, ""])
+        reply = read(script, home(partition), keys(home(partition), "calls", *names) + keys, [arg, ""])
         break if reply[0] != "MISMATCH"
 
         epoch(home(partition), fresh: true)
@@ -141,20 +129,19 @@ class Counterfoil
     end
 
     # Makes a call that only reads, or that may be repeated.
-    def read(script, keys, args)
-      @connection.call(script, keys, args)[0]
+    def read(script, home, keys, args)
+      @connection.call(script, home_keys(home), keys, args)[0]
     rescue OutcomeUnknown => error
       is_temporary = Failure.temporary?(error.reason, @connection.cluster?)
       outcome = Failure.outcome(error.reason, error.detail, false, is_temporary)
-      raise outcome.is_a?(OutcomeUnknown) ? Misconfigured.new(error.reason, error.detail) : outcome
+      outcome = Misconfigured.new(error.reason, error.detail) if outcome.is_a?(OutcomeUnknown)
+      raise outcome, cause: error.cause
     end
 
     # @return [String] the id as UTF-8
     def text(id, max = 255)
-      return id if id.is_a?(String) && id.encoding == Encoding::UTF_8 && id.valid_encoding? && id.bytesize.between?(1, max)
-
-      id = id.to_s if id.is_a?(Symbol) || id.is_a?(Integer)
-      raise NotCounted.new("BADID", "#{id.inspect} is not a String") unless id.is_a?(String)
+      id = string(id)
+      return id if id.encoding == Encoding::UTF_8 && id.valid_encoding? && id.bytesize.between?(1, max)
 
       id = id.encoding == Encoding::BINARY ? id.dup.force_encoding("UTF-8") : id.encode("UTF-8") if id.encoding != Encoding::UTF_8
       return id if id.valid_encoding? && id.bytesize.between?(1, max)
@@ -168,13 +155,14 @@ class Counterfoil
     def id(id, max = 255) = (@known || ask(0)).check(text(id, max))
 
     # @return [String] the same, as far as it is known without asking Redis
-    def id_if_known(id) = @known ? @known.check(text(id)) : text(id)
+    def id_if_known(id, max = 255) = @known ? @known.check(text(id, max)) : text(id, max)
 
-    # @return [String] 1 to 255 bytes of any kind
-    def bytes(string)
-      return string if string.is_a?(String) && string.bytesize.between?(1, 255)
+    # @return [String] a visitor, 1 to 255 bytes of any kind
+    def bytes(visitor)
+      visitor = string(visitor)
+      return visitor if visitor.bytesize.between?(1, 255)
 
-      raise NotCounted.new("BADID", "expected a String of 1 to 255 bytes")
+      raise NotCounted.new("BADID", "expected 1 to 255 bytes")
     end
 
     # @return [Integer] the number, of 64 bits
@@ -186,9 +174,17 @@ class Counterfoil
 
     private
 
-    def fence(home) = @fences[home] ||= keys(home, "calls", "calls_before").freeze
+    # @return [Array<String>] the keys of `family_epoch`
+    def home_keys(home) = @homes[home] ||= keys(home, "calls", "calls_before", "requests", "requests_before").freeze
 
-    def memories(home) = keys(home, "requests", "requests_before")
+    # an identifier may be an id of ActiveRecord
+    def string(identifier)
+      case identifier
+      when String then identifier
+      when Symbol, Integer then identifier.to_s
+      else raise NotCounted.new("BADID", "#{identifier.inspect} is not a String, Symbol or Integer")
+      end
+    end
 
     # Refuses a call for another number of partitions: the reconciler may not drain the one that was chosen.
     def checked(known, of)
@@ -204,50 +200,50 @@ class Counterfoil
     end
 
     def ask(home)
-      until_configured = Connection.now + [CONFIGURED_WITHIN, @connection.retry_for].min
-      asked_at, (status, *words) = Connection.now, family_epoch(home)
-      while status == "UNCONFIGURED"
-        why = announce
-        raise unconfigured(why) if Connection.now > until_configured
+      limit = [Limit.now + CONFIGURED_WITHIN, Limit.at].compact.min
+      loop do
+        asked_at, (status, *words) = Limit.now, family_epoch(home)
+        return know(home, words, asked_at + VALID_FOR) if status == "OK"
+        raise mismatch(*words) if status == "MISMATCH"
+        raise Misconfigured.new("UNCONFIGURED", "the daemon refuses #{@name}: #{words[0]}") unless words[0].to_s.empty?
+
+        why = announce(home)
+        raise unconfigured(why) if Limit.now > limit
 
         sleep(PAUSE)
-        asked_at, (status, *words) = Connection.now, family_epoch(home)
       end
-      raise mismatch(*words) if status != "OK"
-
-      settings = JSON.parse(words[4])
-      ids = /\A(?:#{settings["ids"]})\z/
-      known = Epoch.new(words[0], words[1], Integer(words[3]), settings, asked_at + VALID_FOR, ids)
-      @epochs = @epochs.merge(home => known)
-      @known = known
     end
 
     def family_epoch(home)
-      read("family_epoch", fence(home) + memories(home), [@kind, @known ? @known.partitions : "", "", ""])
-    rescue NotCounted => error
-      raise error.temporary? ? NotCounted.new("no epoch", error.detail, temporary: true) : error
+      read("family_epoch", home, home_keys(home), [@kind, @known ? @known.partitions : "", "", ""])
+    end
+
+    def know(home, (now, generation, _kind, partitions, description), valid_until)
+      settings = JSON.parse(description)
+      known = Epoch.new(now, generation, Integer(partitions), settings, valid_until, /\A(?:#{settings["ids"]})\z/)
+      @epochs = @epochs.merge(home => known)
+      @known = known
     end
 
     # Announces the family to the daemon, which may know it.
     #
     # @return [String] why that failed
-    def announce
-      read("family_want", WANTED, [@name])[0] == "OK" ? "" : "; #{WANTED[0]} is full, since no daemon takes names"
+    def announce(home)
+      read("family_want", home, WANTED, [@name])[0] == "OK" ? "" : "; #{WANTED[0]} is full, since no daemon takes names"
     rescue Error => error
       "; the daemon was not asked for it: #{error.message}"
     end
 
     def unconfigured(why)
-      NotCounted.new("UNCONFIGURED", <<~TEXT.split("\n").join(" ") + why, temporary: true)
-        no daemon has configured #{@name} in this Redis: start the daemon, or declare the family in its counterfoil.toml; or its name
-        or the number of the database is wrong
-      TEXT
+      text = "no daemon has configured #{@name}: declare it in counterfoil.toml, and run the daemon#{why}"
+      NotCounted.new("UNCONFIGURED", text, temporary: true)
     end
 
     def mismatch(kind, partitions, *)
-      expected = [@kind, @known&.partitions].compact.join(" with ")
+      before = @known&.partitions
       @epochs, @known = {}, nil
-      Misconfigured.new("MISMATCH", "#{@name} is #{kind} with #{partitions} partitions, not #{expected}")
+      is_other = kind == @kind ? "has #{partitions} partitions, not #{before}" : "is #{kind}, not #{@kind}"
+      Misconfigured.new("MISMATCH", "#{@name} #{is_other}")
     end
   end
 end

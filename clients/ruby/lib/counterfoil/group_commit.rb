@@ -7,8 +7,8 @@ class Counterfoil
     # items of one call
     LIMIT = 1000
     # Items that share a call. `call` is set before it is sent, `turn` wakes those that wait. `present` has the items whose threads
-    # have not left, by identity: structs with the same members are equal.
-    Batch = Struct.new(:items, :call, :is_done, :turn, :present)
+    # have not left, by identity: structs with the same members are equal. `limit` is that of the first item.
+    Batch = Struct.new(:items, :call, :is_done, :turn, :present, :limit)
     # An interrupt must not come between a reply and the results, nor between two changes of the state. Object includes kill.
     ON_BLOCKING = { Object => :on_blocking }.freeze
     NEVER = { Object => :never }.freeze
@@ -38,7 +38,7 @@ class Counterfoil
       start_anew if @pid != Process.pid
       batch = @batches.last
       is_open = batch && !batch.call && batch.items.size < LIMIT
-      is_open ? batch : Batch.new([], nil, false, nil, {}.compare_by_identity)
+      is_open ? batch : Batch.new([], nil, false, nil, {}.compare_by_identity, Limit.at)
     end
 
     def join(batch, item)
@@ -84,7 +84,7 @@ class Counterfoil
       Thread.pass if @is_shared # threads of the call before may count again: they join
       @mutex.synchronize { remove(batch) }
       @is_shared = batch.items.size > 1
-      @count.call(batch)
+      Limit.until(batch.limit) { @count.call(batch) }
       batch.is_done = true
     end
 

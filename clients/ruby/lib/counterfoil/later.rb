@@ -1,42 +1,57 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # Sums in this process, which a thread sends.
+  # Sums in this process, which a thread sends. Those of a family are numbers by key, which its `count_sums` counts.
   class Later
     LIMIT = 100_000
-    PAUSE = 0.1
+    PAUSE = 1
+    AT_END = 5 # seconds that the end of a process may wait
+    # A sum that was not counted.
+    Failed = Struct.new(:error, :counters, :key, :number) do
+      # it may be counted later
+      def kept? = error.temporary? || error.reason == "UNCONFIGURED"
+
+      def cause = [counters.name, error.reason]
+    end
     private_constant(*constants(false))
 
     # @param connection [Connection]
     # @param every [Numeric] seconds
-    # @param on_error [#call, nil] receives family, id, delta and error of each sum that is dropped
+    # @param on_error [#call, nil] receives family, id, number and error of each sum that is dropped
     def initialize(connection, every, on_error)
-      @connection, @every, @on_error, @mutex, @is_over = connection, every, on_error, Lock.new, false
+      @connection, @every, @on_error, @mutex, @is_over, @left = connection, every, on_error, Lock.new, false, AT_END
       start_anew
     end
 
-    # Adds delta to the sum of an id.
-    def add(counters, id, delta)
+    # Adds number to the sum of a key.
+    def add(counters, key, number)
       @mutex.synchronize do
         start_anew if forked?
         sums = @sums[counters]
-        raise NotCounted.new("BUSY", "#{LIMIT} ids wait", temporary: true) unless sums.key?(id) || size < LIMIT
-        raise NotCounted.new("RANGE", "the sum of #{id} is beyond 64 bits") if (sums[id] + delta).bit_length > 63
+        raise NotCounted.new("BUSY", "#{LIMIT} sums wait", temporary: true) unless sums.key?(key) || size < LIMIT
+        raise NotCounted.new("RANGE", "the sum of #{counters.label(key)} is beyond 64 bits") if (sums[key] + number).bit_length > 63
 
-        sums[id] += delta
+        sums[key] += number
         @thread&.alive? ? @waiting.signal : start_thread
       end
-      flush if @is_over
+      finish if @is_over
     end
 
     # Sends all sums, and raises the first error since the last call. Sums that wait for Redis stay.
     def flush
       @mutex.synchronize { start_anew if forked? }
-      # an own thread: handle_interrupt does not hold back what a signal handler raises in the main thread
-      kept = Thread.new { (Thread.current.report_on_exception = false) || send_all }.value
-      error, size = @mutex.synchronize { [@dropped, @dropped_size].tap { @dropped, @dropped_size = nil, 0 } }
-      error ||= kept[0]
-      raise error.class.new(error.reason, "#{size + kept.size} ids: #{error.detail}", temporary: error.temporary?) if error
+      raise_first(send_aside.value)
+    end
+
+    # Sends all sums for the last time, in a few seconds. Those that are left are dropped.
+    def finish
+      @is_over = true # what another block of at_exit adds is sent at once
+      @mutex.synchronize { start_anew if forked? }
+      began, left = Limit.now, @left
+      sending = send_aside(@connection.end_within(left))
+      is_sent = sending.join(left)
+      @left -= Limit.now - began
+      raise_first(is_sent ? sending.value : give_up)
     end
 
     private
@@ -46,18 +61,17 @@ class Counterfoil
     # a fork: these sums are the parent's
     def start_anew
       @pid, @sums, @in_flight, @dropped, @dropped_size, @thread = Process.pid, no_sums, 0, nil, 0, nil
-      @waiting, @sending = ConditionVariable.new, Lock.new
+      @waiting, @sending, @causes = ConditionVariable.new, Lock.new, []
     end
 
-    # for each family the sums of its ids
+    # for each family the sums of its keys
     def no_sums = Hash.new { |sums, counters| sums[counters] = Hash.new(0) }
 
     def size = @in_flight + @sums.sum { |_, own| own.size }
 
     def start_thread
       @at_exit ||= at_exit do # first, since an interrupt may follow
-        @is_over = true # blocks that were registered before run now
-        flush
+        finish
       rescue Error => error
         warn("counterfoil: later: #{error.message}")
       end
@@ -70,37 +84,78 @@ class Counterfoil
       end
     end
 
-    # @return [Array<Error>] why sums stay
+    # an own thread: handle_interrupt does not hold back what a signal handler raises in the main thread
+    def send_aside(seconds = nil)
+      Thread.new do
+        Thread.current.report_on_exception = false
+        seconds ? Limit.within(seconds) { send_all } : send_all
+      end
+    end
+
+    # @return [Array<Failed>] sums that stay
     def send_all
       # an interrupt, e.g. a Timeout or kill, would lose the sums that are under way
       Thread.handle_interrupt(Object => :never) do
         kept, dropped = @sending.synchronize { send_and_settle }
-        dropped.each { |error, counters, id, delta| @on_error.call(counters.name, id, delta, error) } if @on_error
-        kept.map(&:first)
+        report(dropped)
+        kept
       end
     end
 
     def send_and_settle
       is_last, sums = @is_over, @mutex.synchronize { @sums.tap { @in_flight, @sums = size, no_sums } }
-      kept, dropped = send_sums(sums).partition { |error, *| error.temporary? && !is_last }
+      kept, dropped = sums.flat_map { |counters, own| send_sums(counters, own) }.partition { |sum| sum.kept? && !is_last }
       @mutex.synchronize do
-        kept.each { |_, counters, id, delta| @sums[counters][id] += delta }
+        kept.each { |sum| @sums[sum.counters][sum.key] += sum.number }
         @in_flight = 0
-        @dropped ||= dropped.dig(0, 0)
-        @dropped_size += dropped.size
+        drop(dropped)
       end
+      warn_of(kept)
       [kept, dropped]
     end
 
-    # @return [Array<Array>] error, counters, id and delta of each that failed
-    def send_sums(sums)
-      @connection.within do
-        sums.flat_map do |counters, own|
-          counters.add_many(own).zip(own).filter_map { |result, sum| [result, counters, *sum] if result.is_a?(Error) }
-        rescue StandardError => error # of the application, such as that of a pool's block
-          own.map { |sum| [OutcomeUnknown.new(error.class.name, error.message), counters, *sum] }
-        end
+    # @return [Array<Failed>]
+    def send_sums(counters, sums)
+      results = counters.count_sums(sums)
+      results.zip(sums).filter_map { |result, sum| Failed.new(result, counters, *sum) if result.is_a?(Error) }
+    rescue StandardError => error # of the application, such as that of a pool's block
+      sums.map { |sum| Failed.new(OutcomeUnknown.new(error.class.name, error.message), counters, *sum) }
+    end
+
+    # Warns once when sums begin to wait: the application may not learn it otherwise.
+    def warn_of(kept)
+      causes = kept.to_h { |sum| [sum.cause, sum.error] }
+      causes.except(*@causes).each { |(name, _), error| warn("counterfoil: sums of #{name} wait: #{error.message}") }
+      @causes = causes.keys
+    end
+
+    def drop(sums)
+      @dropped ||= sums.dig(0, :error)
+      @dropped_size += sums.size
+    end
+
+    def report(dropped)
+      dropped.each { |sum| @on_error.call(sum.counters.name, sum.counters.label(sum.key), sum.number, sum.error) } if @on_error
+    end
+
+    # Drops what the end of the process leaves unsent. What is under way has an unknown outcome.
+    def give_up
+      error = NotCounted.new(UNREACHABLE, "the process ends", temporary: true)
+      dropped = @mutex.synchronize do
+        left, @sums = @sums, no_sums
+        left.flat_map { |counters, own| own.map { |sum| Failed.new(error, counters, *sum) } }.tap { |sums| drop(sums) }
       end
+      report(dropped)
+      []
+    end
+
+    def raise_first(kept)
+      error, size = @mutex.synchronize { [@dropped, @dropped_size].tap { @dropped, @dropped_size = nil, 0 } }
+      error ||= kept.dig(0, :error)
+      return unless error
+
+      text = ["#{size + kept.size} sums", error.detail].compact.join(": ")
+      raise error.class.new(error.reason, text, temporary: error.temporary?)
     end
   end
 end

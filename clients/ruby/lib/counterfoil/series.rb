@@ -6,31 +6,35 @@ class Counterfoil
   #   hits = counterfoil.series("hits")
   #   hits.add("front")
   #   hits.get("front", "60s").last   #=> [1410134400, 1]
-  class Series
+  class Series < Tallies
     CALENDARS = %w[calendar:day calendar:month].freeze
-    private_constant :CALENDARS
+    MAX = 100
+    private_constant(*constants(false))
 
-    def initialize(family)
-      @family = family
+    def initialize(family, later)
+      super(family, "series_add", MAX, later)
     end
 
     # Counts n into the current slice of each window, or into those of another time.
     #
-    # @param name [String] 1 to 200 bytes of UTF-8
+    # @param name [String, Symbol, Integer] 1 to 200 bytes of UTF-8
     # @param n [Integer] 1 or more
     # @param at [Time, Numeric, nil] when it happened, or Unix seconds; nil for now
     # @return [nil]
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def add(name, n = 1, at = nil)
-      n, at, name = @family.integer(n, 1), millis(at), @family.id(name, 200)
-      partition = @family.partition(name, of = @family.partitions)
-      home = @family.home(partition)
-      reply = @family.count_anew do
-        windows = labels.map { |label| "series:#{label}:#{name}" }
-        keys = @family.keys(home, *CALENDARS) + @family.keys(partition, "buffer", "meta", "names", "idle", *windows)
-        @family.call("series_add", home, keys, [name, n, at], of)
-      end
-      @family.refuse(reply)
+      count_one([@family.text(name, 200), millis(at)], @family.integer(n, 1))
+      nil
+    end
+
+    # Adds n to a sum in this process, which is sent within `later_every` seconds. Without a time it counts in the slice that is
+    # current when Redis receives it.
+    #
+    # @param (see #add)
+    # @return [nil]
+    # @raise [NotCounted] with the reason `BUSY` if 100,000 sums wait
+    def later(name, n = 1, at = nil)
+      @later.add(self, [-@family.id_if_known(name, 200), millis(at)], @family.integer(n, 1))
     end
 
     # Returns the slices of a window.
@@ -38,19 +42,28 @@ class Counterfoil
     # @param label [String] `60s`, `day` or `month`, as the family is configured
     # @return [Array<Array(Integer, Integer)>] start in Unix seconds and count, the oldest first; the last slice is not over
     def get(name, label)
-      name = @family.id(name, 200)
-      raise NotCounted.new("BADARG", "#{@family.name} has no window #{label.inspect}") unless labels.include?(label)
+      @family.reading do
+        name = @family.id(name, 200)
+        is_label = @family.settings["labels"].include?(label)
+        raise NotCounted.new("BADARG", "#{@family.name} has no window #{label.inspect}") unless is_label
 
-      partition = @family.partition(name)
-      window = @family.keys(partition, "series:#{label}:#{name}")
-      _, *texts = @family.read_of_home("series_get", partition, CALENDARS, window, label)
-      starts, counts = texts.map { |text| text.split.map { |word| Integer(word) } }
-      starts.zip(counts)
+        partition = @family.partition(name)
+        window = @family.keys(partition, "series:#{label}:#{name}")
+        _, *texts = @family.read_of_home("series_get", partition, CALENDARS, window, label)
+        starts, counts = texts.map { |text| text.split.map { |word| Integer(word) } }
+        starts.zip(counts)
+      end
     end
 
     private
 
-    def labels = @family.settings["labels"]
+    def partition((name, _), of, _settings) = @family.partition(@family.id(name, 200), of)
+
+    def entries(home, partition, sums, settings)
+      windows = sums.keys.flat_map { |name, _| settings["labels"].map { |label| "series:#{label}:#{name}" } }
+      keys = @family.keys(home, *CALENDARS) + @family.keys(partition, "buffer", "meta", "names", "idle", *windows)
+      [keys, sums.flat_map { |(name, at), n| [name, n, at] }, sums.keys.map { |key| [key] }]
+    end
 
     # @return [Integer, String] Unix milliseconds, or nothing for now
     def millis(at)
