@@ -105,7 +105,7 @@ func (c *Cached) seed(ctx context.Context, id, ticket string) error {
 	key := id + " " + ticket
 	shared, _ := c.seeds.LoadOrStore(key, sync.OnceValue(func() error {
 		defer c.seeds.Delete(key)
-		limited, cancel := limited(context.WithoutCancel(ctx), 0)
+		limited, cancel := limited(context.WithoutCancel(ctx), c.client.options.RetryFor)
 		defer cancel()
 		return c.readAndSeed(limited, id, ticket)
 	}))

@@ -251,7 +251,7 @@ func (q *queue) next(c *caller) bool {
 	q.mu.Unlock()
 	if len(items) > 0 {
 		first := slices.MinFunc(items, func(a, b *item) int { return limitOf(a.ctx).Compare(limitOf(b.ctx)) })
-		ctx, cancel := limited(first.ctx, 0)
+		ctx, cancel := limited(first.ctx, q.family.client.options.RetryFor)
 		defer cancel()
 		q.call(ctx, c, items)
 	}

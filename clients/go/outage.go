@@ -100,16 +100,17 @@ func (c *Client) tryAll(ctx context.Context) {
 }
 
 // errLimit is the cause of a context that ended with the time for a call, and not with the caller's context.
-var errLimit = errors.New("the time for the call is over")
+var errLimit = errors.New("no reply in time")
 
 // limit is the key of the time at which a call ends, in its context and those of the calls that it makes.
 type limit struct{}
 
 func limitTo(ctx context.Context, most time.Duration) context.Context {
-	if ctx.Value(limit{}) != nil {
+	end := time.Now().Add(most)
+	if outer := limitOf(ctx); !outer.IsZero() && outer.Before(end) {
 		return ctx
 	}
-	return context.WithValue(ctx, limit{}, time.Now().Add(most))
+	return context.WithValue(ctx, limit{}, end)
 }
 
 func limitOf(ctx context.Context) time.Time {

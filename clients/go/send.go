@@ -78,6 +78,9 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 		before := r.sent.Load()
 		words, err := within(ctx, func() ([]any, error) { return send(ctx, f.client.redis, r.keys, r.args...).Slice() })
 		code, sent := codeOf(err), r.sent.Load()
+		if err == context.DeadlineExceeded {
+			err = context.Cause(ctx)
+		}
 		if cause == nil || err != errLimit && !errors.Is(err, context.DeadlineExceeded) {
 			cause = explained(err)
 		}

@@ -41,14 +41,10 @@ func TestLaterKeepsWhatWasNotSent(t *testing.T) {
 	views, id := buffered(t, counters, "views"), newID()
 	p.stop()
 	must(t, views.Later(id, 1))
-	fails(t, views.Flush(ctx), counterfoil.ErrNotCounted, "no epoch")
+	fails(t, views.Flush(ctx), counterfoil.ErrNotCounted, "UNREACHABLE")
 	must(t, views.Later(id, 1))
 	p.listen(t)
-	for start := time.Now(); views.Flush(ctx) != nil; { // go-redis pauses before it connects again
-		if time.Since(start) > 20*time.Second {
-			t.Fatal("not sent")
-		}
-	}
+	eventually(t, func() error { return views.Flush(ctx) })
 	equal(t, exact(t, id), 2)
 }
 
@@ -101,7 +97,7 @@ func TestCloseReportsWhatItCannotSend(t *testing.T) {
 	p.stop()
 	short, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	fails(t, counters.Close(short), counterfoil.ErrNotCounted, "no epoch")
+	fails(t, counters.Close(short), counterfoil.ErrNotCounted, "UNREACHABLE")
 	equal(t, reported, 3)
 }
 
@@ -137,7 +133,7 @@ func TestLaterPausesWhileRedisIsFull(t *testing.T) {
 	time.Sleep(500 * time.Millisecond)
 	fails(t, views.Flush(ctx), counterfoil.ErrNotCounted, "OOM")
 	made.mu.Lock()
-	if calls := len(made.at); calls < 3 || calls > 20 {
+	if calls := len(made.at); calls > 10 {
 		t.Error(calls)
 	}
 	made.mu.Unlock()
@@ -162,7 +158,7 @@ func TestCloseWaitsOnceForAllFamiliesAndIDs(t *testing.T) {
 	}
 	p.stop()
 	_, err := buffered(t, counters, "views").RequestEpoch(ctx, "request", "a") // and no epoch is known, as after 30 s
-	fails(t, err, counterfoil.ErrNotCounted, "no epoch")
+	fails(t, err, counterfoil.ErrNotCounted, "UNREACHABLE")
 	made.at = nil
 	fails(t, counters.Close(ctx), counterfoil.ErrNotCounted, "")
 	if waited := made.at[len(made.at)-1].Sub(made.at[0]); waited > 2*time.Second {
