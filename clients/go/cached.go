@@ -59,15 +59,13 @@ func (c *Cached) Set(ctx context.Context, id string, value int64) (int64, error)
 }
 
 func (c *Cached) change(ctx context.Context, h hit) (int64, error) {
-	ctx, cancel := limited(ctx, c.client.options.RetryFor)
-	defer cancel()
+	ctx = limitTo(ctx, c.client.options.RetryFor)
 	return c.seeding(ctx, h.id, func() Result { return c.count(ctx, h)[0] })
 }
 
 // Get returns the value.
 func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
-	ctx, cancel := limited(ctx, c.client.options.RetryFor/2)
-	defer cancel()
+	ctx = limitTo(ctx, c.client.options.RetryFor/2)
 	return c.seeding(ctx, id, func() Result {
 		e, err := c.askFor(ctx, id)
 		if err != nil {

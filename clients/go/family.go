@@ -60,7 +60,7 @@ func (c *Client) family(kind *kind, id string, options []FamilyOption) (*family,
 	f := c.families[kind.name+" "+id]
 	if f == nil {
 		f = &family{client: c, kind: kind, path: c.namespace + "/" + id, queues: map[uint32]*queue{}}
-		f.later.sums = map[target]int64{}
+		f.later.sums = map[string]*hit{}
 		if !name.MatchString(id) {
 			return nil, f.fail(ErrMisconfigured, "BADKEY", fmt.Errorf("the family's name does not match %s", name))
 		}

@@ -41,6 +41,14 @@ type target struct {
 	at      string // of a series, in Unix milliseconds; "" for now
 }
 
+// key is different for all targets of a family.
+func (t target) key() string {
+	if rest := t.day + t.at + t.visitor; rest != "" {
+		return strconv.Itoa(len(t.id)) + " " + t.id + rest
+	}
+	return t.id
+}
+
 // name returns the id of the target.
 func (t target) name(separator string) string {
 	if t.day == "" {
@@ -84,8 +92,9 @@ const (
 
 // share is what one goroutine counts at a time.
 type share struct {
-	ctx  context.Context // does not end
-	open atomic.Int32
+	ctx   context.Context // does not end
+	until time.Time       // its limit
+	open  atomic.Int32
 	done chan struct{} // is closed when nothing is open
 }
 
@@ -105,14 +114,14 @@ func (it *item) settle(r Result) {
 
 // count counts hits and returns their outcomes. If ctx ends, what is not sent yet is not counted.
 func (f *family) count(ctx context.Context, hits ...hit) []Result {
-	ctx, cancel := limited(ctx, f.client.options.RetryFor)
-	defer cancel()
+	ctx = limitTo(ctx, f.client.options.RetryFor)
 	e, err := f.describe(ctx)
 	if ctx.Err() != nil {
 		err = cmp.Or(err, error(f.ended(ctx)))
 	}
-	own, queues := &share{ctx: context.WithoutCancel(ctx), done: make(chan struct{})}, map[*queue][]*item{}
+	own := &share{ctx: context.WithoutCancel(ctx), until: limitOf(ctx), done: make(chan struct{})}
 	own.add()
+	queues := map[*queue][]*item{}
 	items, results := make([]item, len(hits)), make([]Result, len(hits))
 	for i, h := range hits {
 		it := &items[i]
@@ -133,7 +142,8 @@ func (f *family) count(ctx context.Context, hits ...hit) []Result {
 		queues[q] = append(queues[q], it)
 	}
 	for q, items := range queues {
-		if c := q.add(items); c != nil {
+		c := q.add(items)
+		if c != nil && (len(queues) > 1 || ctx.Done() != nil || q.next(c)) { // a single call is made here if nothing cancels it
 			go q.work(c)
 		}
 	}
@@ -179,8 +189,7 @@ func (f *family) refuse(it *item, e *epoch, err error) error {
 
 // countAnew counts a hit, again if the family has changed in Redis: it may belong to another partition then.
 func (f *family) countAnew(ctx context.Context, h hit) Result {
-	ctx, cancel := limited(ctx, f.client.options.RetryFor)
-	defer cancel()
+	ctx = limitTo(ctx, f.client.options.RetryFor)
 	for attempt := 0; ; attempt++ {
 		result := f.count(ctx, h)[0]
 		e, isError := result.Err.(*Error)
@@ -250,7 +259,7 @@ func (q *queue) next(c *caller) bool {
 	q.waiting = q.waiting[end:]
 	q.mu.Unlock()
 	if len(items) > 0 {
-		first := slices.MinFunc(items, func(a, b *item) int { return limitOf(a.ctx).Compare(limitOf(b.ctx)) })
+		first := slices.MinFunc(items, func(a, b *item) int { return a.until.Compare(b.until) })
 		ctx, cancel := limited(first.ctx, q.family.client.options.RetryFor)
 		defer cancel()
 		q.call(ctx, c, items)

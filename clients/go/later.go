@@ -19,7 +19,7 @@ type later struct {
 	pass sync.Mutex
 
 	mu        sync.Mutex
-	sums      map[target]int64
+	sums      map[string]*hit
 	sending   int         // sums of the current pass
 	next      *time.Timer // begins the next pass
 	lost      error       // the first one since the last flush
@@ -39,14 +39,11 @@ func (f *family) addLater(t target, n int64) error {
 	l := &f.later
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	_, isThere := l.sums[t]
-	switch {
-	case f.client.isClosed.Load():
+	if f.client.isClosed.Load() {
 		return f.fail(ErrNotCounted, "closed", nil)
-	case !isThere && len(l.sums)+l.sending >= maxLater:
-		return f.fail(ErrNotCounted, "BUSY", nil)
-	case !l.add(t, n):
-		return f.fail(ErrNotCounted, "RANGE", nil)
+	}
+	if reason := l.add(t, n); reason != "" {
+		return f.fail(ErrNotCounted, reason, nil)
 	}
 	if l.next == nil {
 		f.sendIn(f.client.options.LaterEvery)
@@ -54,14 +51,21 @@ func (f *family) addLater(t target, n int64) error {
 	return nil
 }
 
-// add returns false if the sum would be beyond i64.
-func (l *later) add(t target, n int64) bool {
-	before := l.sums[t]
-	if (before+n < before) != (n < 0) {
-		return false
+// add returns why the sum is not taken: there are too many, or it would be beyond i64.
+func (l *later) add(t target, n int64) string {
+	key := t.key()
+	sum := l.sums[key]
+	switch {
+	case sum == nil && len(l.sums)+l.sending >= maxLater:
+		return "BUSY"
+	case sum == nil:
+		l.sums[key] = &hit{target: t, n: n}
+	case (sum.n+n < sum.n) != (n < 0):
+		return "RANGE"
+	default:
+		sum.n += n
 	}
-	l.sums[t] = before + n
-	return true
+	return ""
 }
 
 // sendIn begins the next pass in a while.
@@ -89,23 +93,12 @@ func (f *family) sendSums(ctx context.Context) (kept error) {
 	l := &f.later
 	l.pass.Lock()
 	defer l.pass.Unlock()
-	hits := l.take()
-	for len(hits) > 0 {
+	for hits := l.take(); len(hits) > 0; {
 		some := hits[:min(len(hits), 10*f.limit)]
 		hits = hits[len(some):]
-		limited, cancel := limited(ctx, min(f.client.options.RetryFor, closeWithin))
-		results := f.count(limited, some...)
-		cancel()
-		for i, result := range results {
-			if err, isFailed := result.Err.(*Error); isFailed && !f.keep(some[i], err) {
-				f.lose(some[i], err)
-			} else if isFailed {
-				kept = err
-			}
+		for i, result := range f.count(limitTo(ctx, min(f.client.options.RetryFor, closeWithin)), some...) {
+			kept = cmp.Or(f.settle(some[i], result.Err), kept)
 		}
-		l.mu.Lock()
-		l.sending -= len(some)
-		l.mu.Unlock()
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,25 +117,29 @@ func (l *later) take() []hit {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	hits := make([]hit, 0, len(l.sums))
-	for t, n := range l.sums {
-		hits = append(hits, hit{target: t, n: n})
+	for _, sum := range l.sums {
+		hits = append(hits, *sum)
 	}
-	l.sums, l.sending, l.next = map[target]int64{}, len(hits), nil
+	l.sums, l.sending, l.next = map[string]*hit{}, len(hits), nil
 	return hits
 }
 
-// keep keeps a sum that Redis did not take, for the next pass.
-func (f *family) keep(h hit, err *Error) bool {
-	f.later.mu.Lock()
-	defer f.later.mu.Unlock()
-	return err.isTemporary && !f.client.isClosed.Load() && f.later.add(h.target, h.n)
-}
-
-func (f *family) lose(h hit, err *Error) {
-	f.later.mu.Lock()
-	f.later.lost = cmp.Or(f.later.lost, error(err))
-	f.later.mu.Unlock()
-	if onError := f.client.options.OnError; onError != nil {
+// settle drops a sum that was sent, or keeps it for the next pass. It returns why it is kept.
+func (f *family) settle(h hit, result error) error {
+	err, isFailed := result.(*Error)
+	l := &f.later
+	l.mu.Lock()
+	l.sending--
+	isKept := isFailed && err.isTemporary && !f.client.isClosed.Load() && l.add(h.target, h.n) == ""
+	if isFailed && !isKept {
+		l.lost = cmp.Or(l.lost, result)
+	}
+	l.mu.Unlock()
+	if onError := f.client.options.OnError; isFailed && !isKept && onError != nil {
 		onError(f.path, h.name("/"), h.n, err)
 	}
+	if isKept {
+		return err
+	}
+	return nil
 }

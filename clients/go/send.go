@@ -69,6 +69,9 @@ func (r *request) String() string { return "" }
 
 // call sends a call until there is a reply, and until ctx ends at the latest.
 func (f *family) call(ctx context.Context, r *request) ([]any, error) {
+	if ctx.Err() != nil {
+		return nil, f.ended(ctx)
+	}
 	send, server := scripts[r.script].EvalSha, f.serverOf(r.home)
 	var cause error // the last one that tells more than that the time is over
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {

@@ -213,7 +213,7 @@ func TestLaterInAnOutage(t *testing.T) {
 	views, id := buffered(t, with(t, client, counterfoil.Options{RetryFor: 300 * time.Millisecond}), "views"), newID()
 	p.stop()
 	breakDown(t, add(views, id))
-	made.at = nil
+	made.begin()
 	for range 100 {
 		must(t, takes(t, 0, func() error { return views.Later(id, 1) }))
 		time.Sleep(25 * time.Millisecond)
