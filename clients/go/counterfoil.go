@@ -28,6 +28,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"regexp"
 	"sync"
@@ -103,7 +104,8 @@ type Client struct {
 	namespace        string
 	options          Options
 	isCluster, isOwn bool          // isOwn: made by Connect, and sends each call once
-	attempt          time.Duration // that a repeat over connections of its own may take
+	isTimed          bool          // its attempts end at the deadline of their context
+	repeatFor        time.Duration // that a repeat over connections of its own may take
 	daemon           atomic.Int32  // the number of the one that replied last
 	servers          sync.Map      // by name
 	isClosed         atomic.Bool
@@ -117,7 +119,8 @@ type Client struct {
 var name = regexp.MustCompile(`^[a-z0-9_.-]{1,64}$`)
 
 // New returns a client over the application's own connections, whose options stay as they are. Set their ReadTimeout, by
-// default 3 s, to less than half of RetryFor: a call whose reply is lost is then repeated in time.
+// default 3 s, to less than half of RetryFor: a call whose reply is lost is then repeated in time. ContextTimeoutEnabled makes
+// calls cheaper.
 func New(client redis.UniversalClient, namespace string, options Options) (*Client, error) {
 	options.RetryFor = cmp.Or(options.RetryFor, defaultRetryFor)
 	options.LaterEvery = cmp.Or(options.LaterEvery, 5*time.Millisecond)
@@ -128,10 +131,11 @@ func New(client redis.UniversalClient, namespace string, options Options) (*Clie
 	case memory.Memory:
 		c.memory = client
 	case *redis.Client:
-		isUsable = client.Options().ReadTimeout > 0
+		isUsable, c.isTimed = client.Options().ReadTimeout > 0, client.Options().ContextTimeoutEnabled
 	case *redis.ClusterClient:
+		isUsable, c.isTimed = client.Options().ReadTimeout > 0, client.Options().ContextTimeoutEnabled
 		// a NewFailoverClusterClient names its slots itself: its server is no cluster
-		c.isCluster, isUsable = client.Options().ClusterSlots == nil, client.Options().ReadTimeout > 0
+		c.isCluster = client.Options().ClusterSlots == nil
 	case *redis.Ring:
 		isUsable = false
 	}
@@ -160,10 +164,14 @@ func Connect(address, namespace string, options Options) (*Client, error) {
 	attempt := cmp.Or(options.RetryFor, defaultRetryFor) * 2 / 5
 	parsed.DialTimeout, parsed.ReadTimeout = cmp.Or(parsed.DialTimeout, attempt), cmp.Or(parsed.ReadTimeout, attempt)
 	parsed.ContextTimeoutEnabled = true
+	if parsed.TLSConfig != nil { // go-redis would not end its handshake
+		dialer := &net.Dialer{Timeout: parsed.DialTimeout}
+		parsed.Dialer = (&tls.Dialer{NetDialer: dialer, Config: parsed.TLSConfig}).DialContext
+	}
 	parsed.MaxRetries = -1 // this package repeats calls, and then knows which of them Redis refused
 	c, err := New(redis.NewClient(parsed), namespace, options)
 	if err == nil {
-		c.isOwn, c.attempt = true, parsed.ReadTimeout
+		c.isOwn, c.repeatFor = true, parsed.ReadTimeout
 	}
 	return c, err
 }

@@ -186,12 +186,12 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 			return nil, e
 		}
 		why := f.announce(ctx)
-		if !sleep(ctx, 50*time.Millisecond) && !isOver(ctx) {
-			return nil, f.ended(ctx)
-		}
-		if ctx.Err() != nil || time.Since(start) > configuredWithin {
+		if time.Since(start) > configuredWithin || time.Until(limitOf(ctx)) < 100*time.Millisecond {
 			missing := fmt.Errorf("no daemon has configured %s: declare it in counterfoil.toml, and run the daemon", f.path)
 			return nil, f.failTemporarily("UNCONFIGURED", cmp.Or(why, missing))
+		}
+		if !sleep(ctx, 50*time.Millisecond) {
+			return nil, f.ended(ctx)
 		}
 	}
 }

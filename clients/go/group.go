@@ -95,7 +95,7 @@ type share struct {
 	ctx   context.Context // does not end
 	until time.Time       // its limit
 	open  atomic.Int32
-	done chan struct{} // is closed when nothing is open
+	done  chan struct{} // is closed when nothing is open
 }
 
 func (s *share) add() { s.open.Add(1) }
@@ -301,7 +301,7 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	f := q.family
 	c.step()
-	r := &request{script: f.script, home: q.home, keys: f.keys(q.home, "calls", "calls_before")}
+	r := &request{script: f.script, home: q.home, isCounting: true, keys: f.keys(q.home, "calls", "calls_before")}
 	r.args = append(r.args, c.name, c.n, e.now, r)
 	r.keys = append(r.keys, f.keys(q.home, f.homeKeys...)...)
 	sorted, requests := groups(batch, func(it *item) uint32 { return it.partition }), []any{}

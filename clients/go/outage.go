@@ -135,8 +135,7 @@ func (f *family) ended(ctx context.Context) *Error {
 // isOver returns true if the time for the call is over.
 func isOver(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errLimit) }
 
-// within returns what a function returns, or the cause of the end of ctx if the function continues after that. A panic is an
-// error, because others wait for the result.
+// within returns what a function returns, or the cause of the end of ctx if the function continues after that.
 func within[T any](ctx context.Context, run func() (T, error)) (T, error) {
 	type result struct {
 		value T
@@ -144,14 +143,8 @@ func within[T any](ctx context.Context, run func() (T, error)) (T, error) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		var r result
-		defer func() {
-			if problem := recover(); problem != nil {
-				r.err = fmt.Errorf("panic: %v", problem)
-			}
-			done <- r
-		}()
-		r.value, r.err = run()
+		value, err := protected(run)
+		done <- result{value, err}
 	}()
 	select {
 	case r := <-done:
@@ -165,6 +158,16 @@ func within[T any](ctx context.Context, run func() (T, error)) (T, error) {
 		var none T
 		return none, context.Cause(ctx)
 	}
+}
+
+// protected returns a panic as an error, because others wait for the result.
+func protected[T any](run func() (T, error)) (result T, err error) {
+	defer func() {
+		if problem := recover(); problem != nil {
+			err = fmt.Errorf("panic: %v", problem)
+		}
+	}()
+	return run()
 }
 
 // sleep returns false if ctx ends before the pause is over.

@@ -39,12 +39,13 @@ func readScripts() map[string]*redis.Script {
 // request is a call of a script. If it counts it is an argument of itself, which is empty, to know how often it was sent:
 // go-redis repeats calls as well, and marshals their arguments each time.
 type request struct {
-	script string
-	keys   []string
-	args   []any
-	home   uint32
-	sent   atomic.Int32 // negative once it is given up
-	lost   int          // arrivals without a reply, which may have been executed, or may still be
+	script     string
+	keys       []string
+	args       []any
+	home       uint32
+	isCounting bool         // nothing cancels it
+	sent       atomic.Int32 // negative once it is given up
+	lost       int          // arrivals without a reply, which may have been executed, or may still be
 }
 
 var errGivenUp = errors.New("the call was given up")
@@ -79,7 +80,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 			return nil, f.unanswered(r, e)
 		}
 		before := r.sent.Load()
-		words, err := within(ctx, func() ([]any, error) { return send(ctx, f.client.redis, r.keys, r.args...).Slice() })
+		words, err := f.client.attempt(ctx, r, func() ([]any, error) { return send(ctx, f.client.redis, r.keys, r.args...).Slice() })
 		code, sent := codeOf(err), r.sent.Load()
 		if err == context.DeadlineExceeded {
 			err = context.Cause(ctx)
@@ -107,7 +108,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 			return nil, f.fail(ErrMisconfigured, code, err)
 		case errors.Is(err, redis.ErrClosed):
 			return nil, f.unanswered(r, f.failTemporarily(unreachable, err))
-		case time.Until(limitOf(ctx)) < f.client.attempt || !sleep(ctx, pause):
+		case time.Until(limitOf(ctx)) < f.client.repeatFor || !sleep(ctx, pause):
 			if ctx.Err() != nil && !isOver(ctx) {
 				return nil, f.unanswered(r, f.ended(ctx))
 			}
@@ -118,6 +119,14 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 			return nil, f.unanswered(r, e)
 		}
 	}
+}
+
+// attempt makes one attempt, which ends with ctx. go-redis ends at its deadline if it is told to, and not when it is canceled.
+func (c *Client) attempt(ctx context.Context, r *request, run func() ([]any, error)) ([]any, error) {
+	if c.isTimed && r.isCounting {
+		return protected(run)
+	}
+	return within(ctx, run)
 }
 
 // unanswered returns the error of a call without a reply: that one if the call was not sent.
