@@ -334,7 +334,7 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 		return
 	}
 	c.name = "" // another process may have it
-	isOnly, failure := r.sent.Load() > 0 && r.lost == 0, err.(*Error)
+	isOnly, failure := r.sent.Load() > 0 && r.lost() == 0, err.(*Error)
 	switch status {
 	case "MISMATCH":
 		f.latest.Store(nil)

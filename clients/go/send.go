@@ -45,13 +45,16 @@ type request struct {
 	home       uint32
 	isCounting bool         // nothing cancels it
 	sent       atomic.Int32 // negative once it is given up
-	lost       int          // arrivals without a reply, which may have been executed, or may still be
+	answered   int32
 }
+
+// lost returns the number of arrivals without a reply, which may have been executed, or may still be.
+func (r *request) lost() int32 { return r.sent.Load() - r.answered }
 
 var errGivenUp = errors.New("the call was given up")
 
 // giveUp returns how often the call was sent. It is not sent after that, even if go-redis still connects.
-func (r *request) giveUp() int { return int(r.sent.Swap(math.MinInt32)) }
+func (r *request) giveUp() int32 { return r.sent.Swap(math.MinInt32) }
 
 // MarshalBinary implements encoding.BinaryMarshaler: go-redis calls it whenever it writes the call to a connection. A hook that
 // formats commands may call it as well, which does not count.
@@ -81,16 +84,15 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 		}
 		before := r.sent.Load()
 		words, err := f.client.attempt(ctx, r, func() ([]any, error) { return send(ctx, f.client.redis, r.keys, r.args...).Slice() })
-		code, sent := codeOf(err), r.sent.Load()
+		code := codeOf(err)
 		if err == context.DeadlineExceeded {
 			err = context.Cause(ctx)
 		}
 		if cause == nil || err != errLimit && !errors.Is(err, context.DeadlineExceeded) {
 			cause = explained(err)
 		}
-		r.lost += int(sent - before)
-		if sent > before && (err == nil || code != "" && (f.client.isOwn || !in(connecting, code))) {
-			r.lost-- // the one that the reply belongs to
+		if r.sent.Load() > before && (err == nil || code != "" && (f.client.isOwn || !in(connecting, code))) {
+			r.answered++
 		}
 		isLasting := code != "" && !in(passing, code) && !(f.client.isCluster && in(moved, code))
 		switch {
@@ -98,7 +100,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 			return words, nil
 		case code == "NOSCRIPT": // not executed
 			send = scripts[r.script].Eval
-		case isLasting && sent > 0 && (r.lost > 0 || !in(refused+misconfigured+moved, code)):
+		case isLasting && r.sent.Load() > 0 && (r.lost() > 0 || !in(refused+misconfigured+moved, code)):
 			return nil, f.fail(ErrOutcomeUnknown, code, err)
 		case isLasting && in(full, code):
 			return nil, f.failTemporarily(code, err)
@@ -131,8 +133,7 @@ func (c *Client) attempt(ctx context.Context, r *request, run func() ([]any, err
 
 // unanswered returns the error of a call without a reply: that one if the call was not sent.
 func (f *family) unanswered(r *request, e *Error) error {
-	sent := r.sent.Load()
-	if r.giveUp() > int(sent) || r.lost > 0 {
+	if r.giveUp() > r.answered {
 		return f.fail(ErrOutcomeUnknown, "no reply", e.cause)
 	}
 	return e

@@ -112,9 +112,7 @@ func (s *store) Count(path string, h memory.Hit) any {
 		return fmt.Sprint("BEFORE:", word)
 	}
 	word = f.change(h)
-	if h.Request != "" || h.Visitor != "" {
-		f.done[key] = word
-	}
+	f.done[key] = word
 	if f.kind == "visitors" {
 		return 1
 	}

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -163,6 +164,28 @@ func TestAContextEndsACallBeforeItsLimit(t *testing.T) {
 	if errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
+}
+
+// go-redis still connects when the time is over, and would send the call then.
+func TestACallThatWasGivenUpIsNotSent(t *testing.T) {
+	var isSlow atomic.Bool
+	client := redis.NewClient(&redis.Options{
+		ConnMaxIdleTime: time.Millisecond,
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			if isSlow.Load() {
+				time.Sleep(600 * time.Millisecond)
+			}
+			return net.Dial("unix", socket)
+		},
+	})
+	defer client.Close()
+	views, id := buffered(t, with(t, client, counterfoil.Options{RetryFor: 300 * time.Millisecond}), "views"), newID()
+	must(t, add(views, id)())
+	isSlow.Store(true)
+	time.Sleep(20 * time.Millisecond)
+	fails(t, takes(t, 300*time.Millisecond, add(views, id)), counterfoil.ErrNotCounted, "UNREACHABLE")
+	time.Sleep(time.Second)
+	equal(t, exact(t, id), 1)
 }
 
 func TestDaemonsThatAreDown(t *testing.T) {
