@@ -140,8 +140,11 @@ func New(client redis.UniversalClient, namespace string, options Options) (*Clie
 		isUsable = false
 	}
 	var cause error
-	if c.options.Daemons, cause = parseDaemons(options.Daemons); cause == nil && (!isUsable || options.RetryFor < 0 || options.RetryFor > 30*time.Second || options.LaterEvery < 0 || !name.MatchString(namespace)) {
-		cause = fmt.Errorf("expected a namespace that matches %s, RetryFor within 30 s, and a client with a ReadTimeout that is no redis.Ring", name)
+	c.options.Daemons, cause = parseDaemons(options.Daemons)
+	isTimed := options.RetryFor > 0 && options.RetryFor <= 30*time.Second && options.LaterEvery >= 0
+	if !isUsable || !isTimed || !name.MatchString(namespace) {
+		cause = fmt.Errorf("expected a namespace that matches %s, RetryFor within 30 s, and a client with a ReadTimeout that is "+
+			"no redis.Ring", name)
 	}
 	if cause != nil {
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, cause: cause}
