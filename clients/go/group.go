@@ -157,7 +157,7 @@ func (f *family) count(ctx context.Context, hits ...hit) []Result {
 			}
 		}
 		if isOver(ctx) {
-			<-own.done // calls end by themselves, and know how
+			<-own.done // the calls end as well, with a more exact error
 		}
 	}
 	for i := range items {

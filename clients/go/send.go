@@ -123,7 +123,8 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 	}
 }
 
-// attempt makes one attempt, which ends with ctx. go-redis ends at its deadline if it is told to, and not when it is canceled.
+// attempt makes one attempt, which ends with ctx. With ContextTimeoutEnabled go-redis itself ends at the deadline of ctx, but not
+// when ctx is canceled.
 func (c *Client) attempt(ctx context.Context, r *request, run func() ([]any, error)) ([]any, error) {
 	if c.isTimed && r.isCounting {
 		return protected(run)

@@ -550,7 +550,9 @@ func TestResultsAreSeparate(t *testing.T) {
 
 // Callers whose pairs are in several calls, and share them with others, receive each result.
 func TestManyPairsOfManyCallers(t *testing.T) {
-	views, id := buffered(t, given(t, socket, counterfoil.Options{}), "views"), newID()
+	client := redis.NewClient(&redis.Options{Addr: socket}) // with time for a busy machine
+	defer client.Close()
+	views, id := buffered(t, with(t, client, counterfoil.Options{RetryFor: 20 * time.Second}), "views"), newID()
 	var all sync.WaitGroup
 	for i := 0; i < 8; i++ {
 		all.Add(1)

@@ -1,7 +1,10 @@
 package tests
 
 import (
+	"context"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"regexp"
 	"slices"
@@ -12,6 +15,7 @@ import (
 	"time"
 
 	counterfoil "github.com/counterfoil/counterfoil-go"
+	"github.com/redis/go-redis/v9"
 )
 
 // site is an application with its families.
@@ -99,22 +103,29 @@ func suspend(t *testing.T) {
 	})
 }
 
+// quiet drops what go-redis and counterfoil log.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
 // Pages while servers refuse connections, are silent, or are behind a firewall that drops packets.
 func TestShowPagesWithoutServers(t *testing.T) {
+	redis.SetLogger(quiet{})
+	log.SetOutput(io.Discard)
 	fmt.Printf("%-8s %-26s %10s %10s\n", "servers", "page", "p50", "worst")
 	for _, server := range []string{"up", "refused", "silent", "dropped"} {
 		t.Run(server, func(t *testing.T) {
 			p, url := startProxy(t), daemon
-			redis := p.socket
+			address := p.socket
 			switch server {
 			case "refused":
 				url = nobody
 			case "silent":
-				redis, url = socket, "http://"+neverAccepts(t, "tcp", "127.0.0.1:0")
+				address, url = socket, "http://"+neverAccepts(t, "tcp", "127.0.0.1:0")
 			case "dropped":
-				redis, url = neverAccepts(t, "unix", t.TempDir()+"/s"), "http://"+neverAccepts(t, "tcp", "127.0.0.1:0")
+				address, url = neverAccepts(t, "unix", t.TempDir()+"/s"), "http://"+neverAccepts(t, "tcp", "127.0.0.1:0")
 			}
-			summing, waiting, ending := openSite(t, redis, url), openSite(t, redis, url), openSite(t, redis, url)
+			summing, waiting, ending := openSite(t, address, url), openSite(t, address, url), openSite(t, address, url)
 			if server != "dropped" { // connections were in use before
 				for _, s := range []*site{summing, waiting, ending} {
 					s.direct()

@@ -129,7 +129,7 @@ func TestConnectionsToADaemonAreKept(t *testing.T) {
 		}()
 	}
 	all.Wait()
-	if s.connections.Load() > 9 {
+	if s.connections.Load() > 20 { // net/http dials for each request that waits, and may not need it then
 		t.Error(s.connections.Load())
 	}
 	s.CloseClientConnections()
