@@ -179,7 +179,7 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 			if words[1] != f.name {
 				return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("%s is %s, not %s", f.path, words[1], f.name))
 			}
-			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("%s has %v partitions now", f.path, words[2]))
+			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("it has %v partitions now", words[2]))
 		case len(words) > 1 && words[1] != "":
 			e := f.fail(ErrMisconfigured, "UNCONFIGURED", fmt.Errorf("the daemon refuses %s: %s", f.path, words[1]))
 			e.isTemporary = true

@@ -287,7 +287,7 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 			it.settle(Result{Err: err})
 		case it.partitions != e.partitions:
 			f.epochs.Delete(q.home)
-			it.settle(Result{Err: f.fail(ErrMisconfigured, "MISMATCH", nil)})
+			it.settle(Result{Err: f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("it has %d partitions now", e.partitions))})
 		default:
 			batch = append(batch, it)
 		}

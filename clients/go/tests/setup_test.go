@@ -120,6 +120,9 @@ func TestFamiliesThatAreNotThere(t *testing.T) {
 	fails(t, err, counterfoil.ErrNotCounted, "UNCONFIGURED")
 	_, err = buffered(t, counters, "votes").Add(ctx, "a", 1)
 	fails(t, err, counterfoil.ErrMisconfigured, "MISMATCH")
+	if !strings.Contains(err.Error(), "votes is cached, not buffered") {
+		t.Error(err)
+	}
 	_, err = counters.Buffered("Views")
 	fails(t, err, counterfoil.ErrMisconfigured, "BADKEY")
 	_, err = buffered(t, counters, "views").Value(ctx, "a")

@@ -149,7 +149,7 @@ func TestShowPagesWithoutServers(t *testing.T) {
 			show("add, first_visit, touch", p50, worst, 1500*time.Millisecond)
 			p50, worst = load(waiting.front)
 			show("ten values", p50, worst, time.Second)
-			for page, s := range map[string]*site{"SIGTERM to the end": ending, "the same in an outage": summing} {
+			for page, s := range map[string]*site{"SIGTERM to the end": ending, "SIGTERM later on": summing} {
 				s.later()
 				start := time.Now()
 				_ = s.counters.Close(ctx)
