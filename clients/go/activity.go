@@ -1,6 +1,7 @@
 package counterfoil
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -24,11 +25,12 @@ var activityKind = &kind{
 		r.args = append(r.args, len(places))
 		for _, views := range places {
 			r.keys = append(r.keys, f.keys(views[0].partition, placeKeys(views[0].place)...)...)
-			visitors := map[string]bool{}
+			n, visitors := int64(0), map[string]bool{}
 			for _, it := range views {
+				n += it.n
 				visitors[it.visitor] = true
 			}
-			r.args = append(r.args, views[0].id, len(views), len(visitors))
+			r.args = append(r.args, views[0].id, n, len(visitors))
 			for visitor := range visitors {
 				r.args = append(r.args, visitor)
 			}
@@ -54,19 +56,36 @@ func (c *Client) Activity(name string) (*Activity, error) {
 
 // Touch counts a view of the page by the visitor.
 func (a *Activity) Touch(ctx context.Context, page, visitor string) error {
-	return a.visit(ctx, page, visitor).Err
+	return a.visit(ctx, target{id: page, visitor: visitor}).Err
 }
 
+// Later is Touch with a sum in the process, as [Buffered.Later]. A view counts when Redis takes it.
+func (a *Activity) Later(page, visitor string) error {
+	return a.visitLater(target{id: page, visitor: visitor})
+}
+
+// Flush sends what Later took before, as [Buffered.Flush].
+func (a *Activity) Flush(ctx context.Context) error { return a.flush(ctx) }
+
 // visit counts a visitor of a page or of a day.
-func (f *family) visit(ctx context.Context, id, visitor string) Result {
-	if err := f.check(visitor, 255, false); err != nil {
+func (f *family) visit(ctx context.Context, t target) Result {
+	if err := f.check(t.visitor, 255, false); err != nil {
 		return Result{Err: err}
 	}
-	return f.countAnew(ctx, func() *item { return &item{id: id, visitor: visitor} })
+	return f.countAnew(ctx, hit{target: t, n: 1})
+}
+
+func (f *family) visitLater(t target) error {
+	if err := f.check(t.visitor, 255, false); err != nil {
+		return err
+	}
+	return f.addLater(t, 1)
 }
 
 // Now returns the views of the page within the family's window, and its distinct visitors.
 func (a *Activity) Now(ctx context.Context, page string) (views, visitors int64, err error) {
+	ctx, cancel := limited(ctx, a.client.options.RetryFor/2)
+	defer cancel()
 	e, err := a.askFor(ctx, page)
 	if err != nil {
 		return 0, 0, err
@@ -107,21 +126,33 @@ func (c *Client) Visitors(name string) (*Visitors, error) {
 
 // FirstVisit counts the visitor of that day, such as 2014-09-20, and returns whether it is the first visit.
 func (v *Visitors) FirstVisit(ctx context.Context, scope, day, visitor string) (bool, error) {
-	id, err := v.id(ctx, scope, day)
-	if err != nil {
+	if err := v.checkDay(scope, day); err != nil {
 		return false, err
 	}
-	result := v.visit(ctx, id, visitor)
+	result := v.visit(ctx, target{id: scope, day: day, visitor: visitor})
 	return result.Value == 1, result.Err
 }
 
+// Later is FirstVisit without its result: visitors are kept in the process, each once, and sent as by [Buffered.Later].
+func (v *Visitors) Later(scope, day, visitor string) error {
+	if err := v.checkDay(scope, day); err != nil {
+		return err
+	}
+	return v.visitLater(target{id: scope, day: day, visitor: visitor})
+}
+
+// Flush sends what Later took before, as [Buffered.Flush].
+func (v *Visitors) Flush(ctx context.Context) error { return v.flush(ctx) }
+
 // Value returns the exact number of visitors of that day.
 func (v *Visitors) Value(ctx context.Context, scope, day string) (int64, error) {
-	id, err := v.id(ctx, scope, day)
-	if err != nil {
-		return 0, err
-	}
-	return v.value(ctx, id)
+	return single(v.Values(ctx, []ScopeDay{{scope, day}}))
+}
+
+// ValueOr returns the number of visitors, or the fallback together with the error. See [Buffered.ValueOr].
+func (v *Visitors) ValueOr(ctx context.Context, scope, day string, fallback int64) (int64, error) {
+	value, err := v.Value(ctx, scope, day)
+	return or(value, err, fallback)
 }
 
 // A ScopeDay is a scope and a day, such as 2014-09-20.
@@ -129,25 +160,28 @@ type ScopeDay struct{ Scope, Day string }
 
 // Values returns the exact numbers of visitors of many scopes and days, in their order.
 func (v *Visitors) Values(ctx context.Context, days []ScopeDay) ([]int64, error) {
+	ctx, cancel := limited(ctx, v.client.options.RetryFor/2)
+	defer cancel()
 	ids := make([]string, len(days))
 	for i, day := range days {
-		id, err := v.id(ctx, day.Scope, day.Day)
-		if err != nil {
+		e, err := v.describe(ctx)
+		if err = cmp.Or(v.checkDay(day.Scope, day.Day), err); err != nil {
 			return nil, err
 		}
-		ids[i] = id
+		ids[i] = target{id: day.Scope, day: day.Day}.name(e.Separator)
 	}
 	return v.values(ctx, ids)
 }
 
-// id returns the id of a scope and a day, joined as the family's table has them.
-func (v *Visitors) id(ctx context.Context, scope, day string) (string, error) {
+// ValuesOr returns the numbers of visitors, or the fallbacks together with the error. See [Buffered.ValueOr].
+func (v *Visitors) ValuesOr(ctx context.Context, days []ScopeDay, fallbacks []int64) ([]int64, error) {
+	values, err := v.Values(ctx, days)
+	return or(values, err, fallbacks)
+}
+
+func (v *Visitors) checkDay(scope, day string) error {
 	if _, err := time.Parse(time.DateOnly, day); err != nil || scope == "" {
-		return "", v.fail(ErrNotCounted, "BADID", fmt.Errorf("scope %q, day %q: not like shop, 2014-09-20", scope, day))
+		return v.fail(ErrNotCounted, "BADID", fmt.Errorf("scope %q, day %q: not like shop, 2014-09-20", scope, day))
 	}
-	e, err := v.describe(ctx)
-	if err != nil {
-		return "", err
-	}
-	return scope + e.Separator + day, nil
+	return nil
 }

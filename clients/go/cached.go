@@ -11,7 +11,7 @@ import (
 
 // Cached is a family of counters whose value is in Redis while they are in use, within the family's bounds. An id is 1 to 255
 // bytes of UTF-8.
-type Cached struct{ *family }
+type Cached struct{ exact }
 
 var cachedKind = &kind{
 	name: "cached", script: "cached_incr", maxID: 255, limit: 1000, keys: []string{"base", "buffer", "batch", "meta"}, spans: true,
@@ -28,7 +28,7 @@ var cachedKind = &kind{
 // Cached returns the family of that name. Its option is [ReadRow].
 func (c *Client) Cached(name string, options ...FamilyOption) (*Cached, error) {
 	f, err := c.family(cachedKind, name, options)
-	return &Cached{f}, err
+	return &Cached{exact{f}}, err
 }
 
 // ReadRow sets the function that reads the row of a counter that is not in Redis. It must not read in an open transaction, whose
@@ -41,39 +41,39 @@ func ReadRow(read func(ctx context.Context, id string) (int64, error)) FamilyOpt
 // Incr adds delta and returns the new value. Where it would leave the family's bounds the error's reason is RANGE, and its
 // Value is the current one.
 func (c *Cached) Incr(ctx context.Context, id string, delta int64) (int64, error) {
-	return c.seeding(ctx, id, func() Result { return c.count(ctx, &item{id: id, change: fmt.Sprint(delta)})[0] })
+	return c.change(ctx, hit{target: target{id: id}, change: fmt.Sprint(delta)})
 }
 
 // IncrOnce adds delta once for all calls with this request (1 to 64 bytes) and id, from any process, and returns the value that
-// the counter had then. A refusal by the bounds stays, too. The epoch is that of [Cached.RequestEpoch], see [Buffered.AddOnce].
+// the counter had then. A refusal by the bounds stays, too. The epoch is that of RequestEpoch, see [Buffered.AddOnce].
 func (c *Cached) IncrOnce(ctx context.Context, request, id string, delta int64, epoch string) (int64, error) {
 	if err := c.check(request, 64, true); err != nil {
 		return 0, err
 	}
-	return c.seeding(ctx, id, func() Result {
-		return c.count(ctx, &item{id: id, change: fmt.Sprint(delta), request: request, epoch: epoch})[0]
-	})
-}
-
-// RequestEpoch returns the epoch to be stored with a job before the first IncrOnce of it.
-func (c *Cached) RequestEpoch(ctx context.Context, request, id string) (string, error) {
-	return c.requestEpoch(ctx, request, id)
+	return c.change(ctx, hit{target: target{id: id}, change: fmt.Sprint(delta), request: request, epoch: epoch})
 }
 
 // Set changes the counter to that value and returns it.
 func (c *Cached) Set(ctx context.Context, id string, value int64) (int64, error) {
-	return c.seeding(ctx, id, func() Result { return c.count(ctx, &item{id: id, change: fmt.Sprint("=", value)})[0] })
+	return c.change(ctx, hit{target: target{id: id}, change: fmt.Sprint("=", value)})
+}
+
+func (c *Cached) change(ctx context.Context, h hit) (int64, error) {
+	ctx = limitTo(ctx, c.client.options.RetryFor)
+	return c.seeding(ctx, h.id, func() Result { return c.count(ctx, h)[0] })
 }
 
 // Get returns the value.
 func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
+	ctx = limitTo(ctx, c.client.options.RetryFor/2)
 	return c.seeding(ctx, id, func() Result {
 		e, err := c.askFor(ctx, id)
 		if err != nil {
 			return Result{Err: err}
 		}
-		keys := c.keys(e.partitionOf(id), "base", "buffer", "batch", "meta")
-		words, err := c.reply(ctx, "cached_get", keys, 1, "", newCaller(), id)
+		partition := e.partitionOf(id)
+		keys := c.keys(partition, "base", "buffer", "batch", "meta")
+		words, err := c.reply(ctx, c.home(partition), "cached_get", keys, 1, "", newCaller(), id)
 		if err != nil {
 			return Result{Err: err}
 		}
@@ -103,15 +103,15 @@ func (c *Cached) seed(ctx context.Context, id, ticket string) error {
 	key := id + " " + ticket
 	shared, _ := c.seeds.LoadOrStore(key, sync.OnceValue(func() error {
 		defer c.seeds.Delete(key)
-		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.client.options.RetryFor)
+		limited, cancel := limited(context.WithoutCancel(ctx), c.client.options.RetryFor)
 		defer cancel()
 		return c.readAndSeed(limited, id, ticket)
 	}))
-	var err error
-	if !until(ctx, func() { err = shared.(func() error)() }) {
-		return c.fail(ErrNotCounted, "canceled", ctx.Err())
+	seeded, err := within(ctx, func() (error, error) { return shared.(func() error)(), nil })
+	if err != nil {
+		return c.ended(ctx)
 	}
-	return err
+	return seeded
 }
 
 func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
@@ -124,8 +124,9 @@ func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
 		return err
 	}
 	partition := e.partitionOf(id)
-	keys := append(c.keys(c.home(partition), "calls"), c.keys(partition, "base")...)
-	words, err := c.reply(ctx, "cached_seed", keys, "", id, ticket, row)
+	home := c.home(partition)
+	keys := append(c.keys(home, "calls"), c.keys(partition, "base")...)
+	words, err := c.reply(ctx, home, "cached_seed", keys, "", id, ticket, row)
 	if err != nil {
 		return err
 	}
@@ -145,7 +146,7 @@ func (c *Cached) row(ctx context.Context, id string) (any, error) {
 		}
 		return *found[0], nil
 	}
-	value, err := protected(func() (int64, error) { return (*readRow)(ctx, id) })
+	value, err := within(ctx, func() (int64, error) { return (*readRow)(ctx, id) })
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return "-", nil

@@ -9,9 +9,13 @@
 // A family of counters has one kind: [Buffered], [Cached], [Series], [Activity] or [Visitors]. Families are declared in the
 // daemon's counterfoil.toml; this package asks Redis for their settings.
 //
-// A call is repeated until Redis replies, for [Options].RetryFor at most, and is executed once, however often it arrives. All
-// errors are of type [*Error], whose kind is [ErrNotCounted], [ErrOutcomeUnknown] or [ErrMisconfigured]. If ctx ends after a
-// call was sent its outcome is unknown; before that it is not counted.
+// A call is repeated until Redis replies, and is executed once, however often it arrives. It ends with its ctx or after
+// [Options].RetryFor, whichever is earlier. All errors are of type [*Error], whose kind is [ErrNotCounted], [ErrOutcomeUnknown]
+// or [ErrMisconfigured]. If ctx ends first the reason is "canceled": after the call was sent its outcome is unknown, and before
+// that it is not counted.
+//
+// After a call whose time passed without a reply, calls fail at once until a goroutine, which asks each second, has found that
+// Redis is back. It ends with [Client.Close].
 //
 // All methods may be called from any number of goroutines. Calls that arrive while two calls of the same family are in
 // flight share the next call (group commit).
@@ -24,12 +28,14 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"regexp"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/counterfoil/counterfoil-go/internal/memory"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -47,7 +53,8 @@ var (
 type Error struct {
 	// Kind is [ErrNotCounted], [ErrOutcomeUnknown] or [ErrMisconfigured].
 	Kind error
-	// Reason is the code of Redis or of a script, such as FULL, RANGE or OOM, or else a short text, such as "no reply".
+	// Reason is a code of Redis, of a script or of this package, such as OOM, FULL or UNREACHABLE, or a short text, such as
+	// "no reply" or "canceled".
 	Reason string
 	// Family is NAMESPACE/FAMILY.
 	Family string
@@ -55,7 +62,7 @@ type Error struct {
 	Value *int64
 
 	cause       error
-	isTemporary bool // nothing was sent or executed, and the next try may succeed
+	isTemporary bool // nothing was sent or executed, and the next try may succeed: Later keeps its sum
 }
 
 // Error returns the family, the kind, the reason and the cause.
@@ -72,7 +79,7 @@ func (e *Error) Unwrap() error { return errors.Join(e.Kind, e.cause) }
 
 // Options are the options of a [Client]. The zero value has the defaults.
 type Options struct {
-	// RetryFor is how long a call waits for others and is repeated without a reply: by default 10 s, and 30 s at most.
+	// RetryFor is the time for a call that counts: by default 1 s, and 30 s at most. A read takes half of it at most.
 	RetryFor time.Duration
 	// LaterEvery is how long Later collects before it sends, by default 5 ms.
 	LaterEvery time.Duration
@@ -85,18 +92,25 @@ type Options struct {
 	Daemons []string
 	// Token is the daemons' token.
 	Token string
-	// OnError is called for each id whose sum Later lost: refused, or with an unknown outcome. It must not block.
-	OnError func(family, id string, delta int64, err error)
+	// OnError is called for each sum that Later lost, refused or with an unknown outcome: with the id, the name or the page, and
+	// the number. It must not block. Why sums have to wait is logged by [log/slog] when it begins.
+	OnError func(family, id string, number int64, err error)
 }
 
 // Client counts in the families of one namespace.
 type Client struct {
 	redis            redis.UniversalClient
+	memory           memory.Memory // of package counterfoiltest, in place of Redis and the daemon, and otherwise nil
 	namespace        string
 	options          Options
-	isCluster, isOwn bool         // isOwn: made by Connect, and sends each call once
-	daemon           atomic.Int32 // the number of the one that replied last
+	isCluster, isOwn bool          // isOwn: made by Connect, and sends each call once
+	isTimed          bool          // its attempts end at the deadline of their context
+	repeatFor        time.Duration // that a repeat over connections of its own may take
+	daemon           atomic.Int32  // the number of the one that replied last
+	servers          sync.Map      // by name
 	isClosed         atomic.Bool
+	open             context.Context // ends with Close
+	end              context.CancelFunc
 
 	mu       sync.Mutex
 	families map[string]*family
@@ -104,36 +118,44 @@ type Client struct {
 
 var name = regexp.MustCompile(`^[a-z0-9_.-]{1,64}$`)
 
-// New returns a client over the application's own connections, whose options stay as they are. Their ReadTimeout, by default
-// 3 s, must be shorter than RetryFor.
+// New returns a client over the application's own connections, whose options stay as they are. Set their ReadTimeout, by
+// default 3 s, to less than half of RetryFor: a call whose reply is lost is then repeated in time. ContextTimeoutEnabled makes
+// calls cheaper.
 func New(client redis.UniversalClient, namespace string, options Options) (*Client, error) {
-	options.RetryFor = cmp.Or(options.RetryFor, 10*time.Second)
+	options.RetryFor = cmp.Or(options.RetryFor, defaultRetryFor)
 	options.LaterEvery = cmp.Or(options.LaterEvery, 5*time.Millisecond)
 	c := &Client{redis: client, namespace: namespace, options: options, families: map[string]*family{}}
-	timeout := options.RetryFor / 2
+	c.open, c.end = context.WithCancel(context.Background())
+	isUsable := true
 	switch client := client.(type) {
+	case memory.Memory:
+		c.memory = client
 	case *redis.Client:
-		timeout = client.Options().ReadTimeout
+		isUsable, c.isTimed = client.Options().ReadTimeout > 0, client.Options().ContextTimeoutEnabled
 	case *redis.ClusterClient:
+		isUsable, c.isTimed = client.Options().ReadTimeout > 0, client.Options().ContextTimeoutEnabled
 		// a NewFailoverClusterClient names its slots itself: its server is no cluster
-		c.isCluster, timeout = client.Options().ClusterSlots == nil, client.Options().ReadTimeout
+		c.isCluster = client.Options().ClusterSlots == nil
 	case *redis.Ring:
-		timeout = -1
+		isUsable = false
 	}
-	isTimed := timeout > 0 && timeout < options.RetryFor && options.RetryFor <= 30*time.Second
-	if !isTimed || options.LaterEvery < 0 || !name.MatchString(namespace) {
-		cause := fmt.Errorf("expected a namespace that matches %s, no redis.Ring, RetryFor (%s) within 30 s, "+
-			"and a shorter ReadTimeout (%s)", name, options.RetryFor, timeout)
-		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, cause: cause}
+	var cause error
+	c.options.Daemons, cause = parseDaemons(options.Daemons)
+	isTimed := options.RetryFor > 0 && options.RetryFor <= 30*time.Second && options.LaterEvery >= 0
+	if !isUsable || !isTimed || !name.MatchString(namespace) {
+		cause = fmt.Errorf("expected a namespace that matches %s, RetryFor within 30 s, and a client with a ReadTimeout that is "+
+			"no redis.Ring", name)
 	}
-	if cause := checkDaemons(options.Daemons); cause != nil {
+	if cause != nil {
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, cause: cause}
 	}
 	return c, nil
 }
 
+const defaultRetryFor = time.Second
+
 // Connect returns a client with connections of its own, which Close closes. The URL is redis://, rediss:// (TLS) or unix://,
-// with the parameters of go-redis.
+// with the parameters of go-redis. By default connecting and a reply may take 0.4 of RetryFor.
 func Connect(address, namespace string, options Options) (*Client, error) {
 	parsed, err := redis.ParseURL(address)
 	if err != nil {
@@ -142,10 +164,17 @@ func Connect(address, namespace string, options Options) (*Client, error) {
 	if err := options.secure(parsed); err != nil {
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, cause: err}
 	}
+	attempt := cmp.Or(options.RetryFor, defaultRetryFor) * 2 / 5
+	parsed.DialTimeout, parsed.ReadTimeout = cmp.Or(parsed.DialTimeout, attempt), cmp.Or(parsed.ReadTimeout, attempt)
+	parsed.ContextTimeoutEnabled = true
+	if parsed.TLSConfig != nil { // go-redis would not end its handshake
+		dialer := &net.Dialer{Timeout: parsed.DialTimeout}
+		parsed.Dialer = (&tls.Dialer{NetDialer: dialer, Config: parsed.TLSConfig}).DialContext
+	}
 	parsed.MaxRetries = -1 // this package repeats calls, and then knows which of them Redis refused
 	c, err := New(redis.NewClient(parsed), namespace, options)
 	if err == nil {
-		c.isOwn = true
+		c.isOwn, c.repeatFor = true, parsed.ReadTimeout
 	}
 	return c, err
 }
@@ -182,11 +211,18 @@ func explained(err error) error {
 	return fmt.Errorf("%w: Options.TLSCA names the authority of the server, TLSNoVerify accepts any", err)
 }
 
+// closeWithin is how long Close takes at most, including what it reports.
+const closeWithin = 5 * time.Second
+
 // Close sends what Later took, and closes the connections of [Connect]. Sums that cannot be sent are dropped, and reported to
-// [Options].OnError. While Redis does not reply it takes up to twice RetryFor, or four times if sums were being sent, unless ctx
-// ends before.
+// [Options].OnError. It takes 5 s at most, or until ctx ends; during an outage it makes one attempt.
 func (c *Client) Close(ctx context.Context) error {
 	c.isClosed.Store(true)
+	defer c.end()
+	ctx, cancel := context.WithTimeoutCause(ctx, closeWithin, errLimit)
+	defer cancel()
+	ctx = limitTo(ctx, closeWithin*9/10)
+	c.tryAll(ctx)
 	c.mu.Lock()
 	results := make(chan error, len(c.families))
 	for _, f := range c.families {

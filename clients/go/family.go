@@ -1,6 +1,7 @@
 package counterfoil
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -59,7 +60,7 @@ func (c *Client) family(kind *kind, id string, options []FamilyOption) (*family,
 	f := c.families[kind.name+" "+id]
 	if f == nil {
 		f = &family{client: c, kind: kind, path: c.namespace + "/" + id, queues: map[uint32]*queue{}}
-		f.later.sums = map[string]int64{}
+		f.later.sums = map[string]*hit{}
 		if !name.MatchString(id) {
 			return nil, f.fail(ErrMisconfigured, "BADKEY", fmt.Errorf("the family's name does not match %s", name))
 		}
@@ -152,13 +153,11 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 	if latest != nil {
 		partitions = fmt.Sprint(latest.partitions)
 	}
-	keys := f.keys(home, "calls", "calls_before", "requests", "requests_before")
+	keys := f.epochKeys(home)
 	for start := time.Now(); ; {
 		asked := time.Now()
-		words, err := f.reply(ctx, "family_epoch", keys, f.name, partitions, "", "")
+		words, err := f.reply(ctx, home, "family_epoch", keys, f.name, partitions, "", "")
 		switch {
-		case errors.Is(err, ErrNotCounted):
-			return nil, f.failTemporarily("no epoch", err)
 		case err != nil:
 			return nil, err
 		case words[0] == "OK":
@@ -177,27 +176,39 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 		case words[0] == "MISMATCH": // it is another family now
 			f.latest.Store(nil)
 			f.epochs.Delete(home)
-			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("counts as %s, and Redis has %v", f.name, words[1:]))
+			if words[1] != f.name {
+				return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("%s is %s, not %s", f.path, words[1], f.name))
+			}
+			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("it has %v partitions now", words[2]))
+		case len(words) > 1 && words[1] != "":
+			e := f.fail(ErrMisconfigured, "UNCONFIGURED", fmt.Errorf("the daemon refuses %s: %s", f.path, words[1]))
+			e.isTemporary = true
+			return nil, e
 		}
 		why := f.announce(ctx)
-		if time.Since(start) > min(configuredWithin, f.client.options.RetryFor) || !sleep(ctx, 50*time.Millisecond) {
-			return nil, f.failTemporarily("UNCONFIGURED", fmt.Errorf("no daemon has configured the family in this Redis: start the "+
-				"daemon, or declare the family in its counterfoil.toml; or its name or the database number is wrong%s", why))
+		if time.Since(start) > configuredWithin || time.Until(limitOf(ctx)) < 100*time.Millisecond {
+			missing := fmt.Errorf("no daemon has configured %s: declare it in counterfoil.toml, and run the daemon", f.path)
+			return nil, f.failTemporarily("UNCONFIGURED", cmp.Or(why, missing))
+		}
+		if !sleep(ctx, 50*time.Millisecond) {
+			return nil, f.ended(ctx)
 		}
 	}
+}
+
+// epochKeys returns the keys of family_epoch.
+func (f *family) epochKeys(home uint32) []string {
+	return f.keys(home, "calls", "calls_before", "requests", "requests_before")
 }
 
 // configuredWithin is how long a daemon may take, which takes what is wanted every second.
 const configuredWithin = 3 * time.Second
 
 // announce announces the family to the daemon, which may know it. It returns why that failed.
-func (f *family) announce(ctx context.Context) string {
-	words, err := f.reply(ctx, "family_want", []string{"cf1:wanted"}, f.path)
-	switch {
-	case err != nil:
-		return "; the daemon was not asked for it: " + err.Error()
-	case words[0] != "OK":
-		return "; cf1:wanted is full, since no daemon takes names"
+func (f *family) announce(ctx context.Context) error {
+	words, err := f.reply(ctx, 0, "family_want", []string{"cf1:wanted"}, f.path)
+	if err == nil && words[0] != "OK" {
+		return errors.New("cf1:wanted is full, since no daemon takes names")
 	}
-	return ""
+	return err
 }

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/counterfoil/counterfoil-go/internal/memory"
 )
 
 // kind is what differs between the kinds of families.
@@ -32,14 +34,48 @@ type kind struct {
 	encode func(f *family, e *epoch, items []*item, r *request)
 }
 
-// item is one change of one counter: an id and a delta, a name and a number of hits, or a page or day and its visitor.
-type item struct {
-	id, visitor    string
-	delta          int64
-	at             string // of a series, in Unix milliseconds; "" for now
-	change         string // of a cached counter, in place of delta
-	request, epoch string // its name, and the generation that is stored with it
+// target is what a hit counts in: a counter, a series or a page, or the visitors of a scope and a day.
+type target struct {
+	id, day string // the id of visitors is SCOPE, separator and DAY
+	visitor string
+	at      string // of a series, in Unix milliseconds; "" for now
+}
 
+// key is different for all targets of a family.
+func (t target) key() string {
+	if rest := t.day + t.at + t.visitor; rest != "" {
+		return strconv.Itoa(len(t.id)) + " " + t.id + rest
+	}
+	return t.id
+}
+
+// name returns the id of the target.
+func (t target) name(separator string) string {
+	if t.day == "" {
+		return t.id
+	}
+	return t.id + separator + t.day
+}
+
+// hit is one change.
+type hit struct {
+	target
+	n              int64
+	change         string // of a cached counter, in place of n
+	request, epoch string // its name, and the generation that is stored with it
+}
+
+func (h hit) inMemory(id string) memory.Hit {
+	at := time.Now()
+	if h.at != "" {
+		at = time.UnixMilli(number(h.at))
+	}
+	return memory.Hit{ID: id, Visitor: h.visitor, Change: h.change, Request: h.request, Epoch: h.epoch, N: h.n, At: at}
+}
+
+// item is a hit on its way.
+type item struct {
+	hit
 	*share
 	partition, partitions uint32
 	place                 string // STRIPE:PAGE of an activity
@@ -50,62 +86,85 @@ type item struct {
 // The states of an item.
 const (
 	waiting int32 = iota
-	taken         // by a call, or by its caller, who has left
+	taken         // by a call
 	settled
 )
 
 // share is what one goroutine counts at a time.
 type share struct {
-	ctx   context.Context
-	start time.Time
-	open  sync.WaitGroup
+	ctx   context.Context // does not end
+	until time.Time       // its limit
+	open  atomic.Int32
+	done  chan struct{} // is closed when nothing is open
+}
+
+func (s *share) add() { s.open.Add(1) }
+
+func (s *share) finish() {
+	if s.open.Add(-1) == 0 {
+		close(s.done)
+	}
 }
 
 func (it *item) settle(r Result) {
 	it.Result = r
 	it.state.Store(settled)
+	it.finish()
 }
 
-// count counts items and returns their outcomes. If ctx ends, what is not sent yet is not counted.
-func (f *family) count(ctx context.Context, items ...*item) []Result {
-	if len(items) == 0 {
-		return nil
-	}
+// count counts hits and returns their outcomes. If ctx ends, what is not sent yet is not counted.
+func (f *family) count(ctx context.Context, hits ...hit) []Result {
+	ctx = limitTo(ctx, f.client.options.RetryFor)
 	e, err := f.describe(ctx)
 	if ctx.Err() != nil {
-		err = f.fail(ErrNotCounted, "canceled", ctx.Err())
+		err = cmp.Or(err, error(f.ended(ctx)))
 	}
-	own, queues := &share{ctx: context.WithoutCancel(ctx), start: time.Now()}, map[*queue][]*item{}
-	for _, it := range items {
-		err := cmp.Or(f.check(it.id, f.maxID, true), err)
+	own := &share{ctx: context.WithoutCancel(ctx), until: limitOf(ctx), done: make(chan struct{})}
+	own.add()
+	queues := map[*queue][]*item{}
+	items, results := make([]item, len(hits)), make([]Result, len(hits))
+	for i, h := range hits {
+		it := &items[i]
+		it.hit, it.share = h, own
 		if err == nil {
-			err = f.checkRow(e, it.id)
+			it.id, it.day = h.name(e.Separator), ""
 		}
-		if err != nil {
-			it.settle(Result{Err: err})
+		if results[i].Err = f.refuse(it, e, err); results[i].Err != nil {
+			it.state.Store(taken)
 			continue
 		}
-		it.share, it.partition, it.partitions = own, f.place(e, it), e.partitions
-		own.open.Add(1)
+		own.add()
+		if f.client.memory != nil {
+			it.settle(f.resultOf(f.client.memory.Count(f.path, h.inMemory(it.id))))
+			continue
+		}
 		q := f.queue(it)
 		queues[q] = append(queues[q], it)
 	}
-	until(ctx, func() {
-		for q, items := range queues {
-			c := q.add(items)
-			if c != nil && (len(queues) > 1 || q.next(c)) { // a single call is made in the goroutine of its caller
-				go q.work(c)
+	for q, items := range queues {
+		c := q.add(items)
+		if c != nil && (len(queues) > 1 || ctx.Done() != nil || q.next(c)) { // a single call is made here if nothing cancels it
+			go q.work(c)
+		}
+	}
+	own.finish()
+	select {
+	case <-own.done:
+	case <-ctx.Done():
+		for i := range items {
+			if items[i].state.CompareAndSwap(waiting, taken) {
+				items[i].settle(Result{Err: f.ended(ctx)})
 			}
 		}
-		own.open.Wait()
-	})
-	results := make([]Result, len(items))
-	for i, it := range items {
+		if isOver(ctx) {
+			<-own.done // the calls end as well, with a more exact error
+		}
+	}
+	for i := range items {
 		switch {
-		case it.state.CompareAndSwap(waiting, taken):
-			results[i].Err = f.fail(ErrNotCounted, "canceled", ctx.Err())
-		case it.state.Load() == settled:
-			results[i] = it.Result
+		case results[i].Err != nil:
+		case items[i].state.Load() == settled:
+			results[i] = items[i].Result
 		default:
 			results[i].Err = f.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
 		}
@@ -113,10 +172,26 @@ func (f *family) count(ctx context.Context, items ...*item) []Result {
 	return results
 }
 
-// countAnew counts an item, again if the family has changed in Redis: it may belong to another partition then.
-func (f *family) countAnew(ctx context.Context, make func() *item) Result {
+// refuse returns why an item cannot be sent: because of its id, of an error, or of an outage. It sets its partition.
+func (f *family) refuse(it *item, e *epoch, err error) error {
+	if err = cmp.Or(f.check(it.id, f.maxID, true), err); err != nil {
+		return err
+	}
+	if err = f.checkRow(e, it.id); err != nil {
+		return err
+	}
+	it.partition, it.partitions = f.place(e, it), e.partitions
+	if e := f.down(f.serverOf(f.home(it.partition))); e != nil {
+		return e
+	}
+	return nil
+}
+
+// countAnew counts a hit, again if the family has changed in Redis: it may belong to another partition then.
+func (f *family) countAnew(ctx context.Context, h hit) Result {
+	ctx = limitTo(ctx, f.client.options.RetryFor)
 	for attempt := 0; ; attempt++ {
-		result := f.count(ctx, make())[0]
+		result := f.count(ctx, h)[0]
 		e, isError := result.Err.(*Error)
 		if !isError || e.Kind != ErrNotCounted || e.Reason != "MISMATCH" || attempt == rounds {
 			return result
@@ -180,16 +255,14 @@ func (q *queue) work(c *caller) {
 func (q *queue) next(c *caller) bool {
 	q.mu.Lock()
 	end := min(len(q.waiting), q.family.limit)
-	items := q.waiting[:end]
+	items := slices.DeleteFunc(q.waiting[:end], func(it *item) bool { return it.state.Load() != waiting })
 	q.waiting = q.waiting[end:]
 	q.mu.Unlock()
-	if end > 0 {
-		ctx, cancel := context.WithDeadline(items[0].ctx, items[end-1].start.Add(q.family.client.options.RetryFor))
+	if len(items) > 0 {
+		first := slices.MinFunc(items, func(a, b *item) int { return a.until.Compare(b.until) })
+		ctx, cancel := limited(first.ctx, q.family.client.options.RetryFor)
 		defer cancel()
 		q.call(ctx, c, items)
-	}
-	for _, it := range items {
-		it.open.Done()
 	}
 	if end > 1 { // the callers first add what they count next, so that the next call has more of it
 		runtime.Gosched()
@@ -214,7 +287,7 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 			it.settle(Result{Err: err})
 		case it.partitions != e.partitions:
 			f.epochs.Delete(q.home)
-			it.settle(Result{Err: f.fail(ErrMisconfigured, "MISMATCH", nil)})
+			it.settle(Result{Err: f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("it has %d partitions now", e.partitions))})
 		default:
 			batch = append(batch, it)
 		}
@@ -228,7 +301,7 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	f := q.family
 	c.step()
-	r := &request{script: f.script, keys: f.keys(q.home, "calls", "calls_before")}
+	r := &request{script: f.script, home: q.home, isCounting: true, keys: f.keys(q.home, "calls", "calls_before")}
 	r.args = append(r.args, c.name, c.n, e.now, r)
 	r.keys = append(r.keys, f.keys(q.home, f.homeKeys...)...)
 	sorted, requests := groups(batch, func(it *item) uint32 { return it.partition }), []any{}
@@ -261,7 +334,7 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 		return
 	}
 	c.name = "" // another process may have it
-	isOnly, failure := r.sent > 0 && r.lost == 0, err.(*Error)
+	isOnly, failure := r.sent.Load() > 0 && r.lost() == 0, err.(*Error)
 	switch status {
 	case "MISMATCH":
 		f.latest.Store(nil)

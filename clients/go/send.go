@@ -8,10 +8,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -40,8 +42,19 @@ type request struct {
 	script     string
 	keys       []string
 	args       []any
-	sent, lost int // lost: arrivals without a reply, which may have been executed, or may still be
+	home       uint32
+	isCounting bool         // nothing cancels it
+	sent       atomic.Int32 // negative once it is given up
+	answered   int32
 }
+
+// lost returns the number of arrivals without a reply, which may have been executed, or may still be.
+func (r *request) lost() int32 { return r.sent.Load() - r.answered }
+
+var errGivenUp = errors.New("the call was given up")
+
+// giveUp returns how often the call was sent. It is not sent after that, even if go-redis still connects.
+func (r *request) giveUp() int32 { return r.sent.Swap(math.MinInt32) }
 
 // MarshalBinary implements encoding.BinaryMarshaler: go-redis calls it whenever it writes the call to a connection. A hook that
 // formats commands may call it as well, which does not count.
@@ -49,8 +62,8 @@ func (r *request) MarshalBinary() ([]byte, error) {
 	var callers [1]uintptr
 	runtime.Callers(2, callers[:])
 	caller, _ := runtime.CallersFrames(callers[:]).Next()
-	if strings.Contains(caller.Function, "/internal/proto.") {
-		r.sent++
+	if strings.Contains(caller.Function, "/internal/proto.") && r.sent.Add(1) < 0 {
+		return nil, errGivenUp
 	}
 	return nil, nil
 }
@@ -60,18 +73,26 @@ func (r *request) String() string { return "" }
 
 // call sends a call until there is a reply, and until ctx ends at the latest.
 func (f *family) call(ctx context.Context, r *request) ([]any, error) {
-	send := scripts[r.script].EvalSha
+	if ctx.Err() != nil {
+		return nil, f.ended(ctx)
+	}
+	send, server := scripts[r.script].EvalSha, f.serverOf(r.home)
 	var cause error // the last one that tells more than that the time is over
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		before := r.sent
-		words, err := protected(func() ([]any, error) { return send(ctx, f.client.redis, r.keys, r.args...).Slice() })
+		if e := f.down(server); e != nil {
+			return nil, f.unanswered(r, e)
+		}
+		before := r.sent.Load()
+		words, err := f.client.attempt(ctx, r, func() ([]any, error) { return send(ctx, f.client.redis, r.keys, r.args...).Slice() })
 		code := codeOf(err)
-		if cause == nil || !errors.Is(err, context.DeadlineExceeded) {
+		if err == context.DeadlineExceeded {
+			err = context.Cause(ctx)
+		}
+		if cause == nil || err != errLimit && !errors.Is(err, context.DeadlineExceeded) {
 			cause = explained(err)
 		}
-		r.lost += r.sent - before
-		if r.sent > before && (err == nil || code != "" && (f.client.isOwn || !in(connecting, code))) {
-			r.lost-- // the one that the reply belongs to
+		if r.sent.Load() > before && (err == nil || code != "" && (f.client.isOwn || !in(connecting, code))) {
+			r.answered++
 		}
 		isLasting := code != "" && !in(passing, code) && !(f.client.isCluster && in(moved, code))
 		switch {
@@ -79,7 +100,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 			return words, nil
 		case code == "NOSCRIPT": // not executed
 			send = scripts[r.script].Eval
-		case isLasting && r.sent > 0 && (r.lost > 0 || !in(refused+misconfigured+moved, code)):
+		case isLasting && r.sent.Load() > 0 && (r.lost() > 0 || !in(refused+misconfigured+moved, code)):
 			return nil, f.fail(ErrOutcomeUnknown, code, err)
 		case isLasting && in(full, code):
 			return nil, f.failTemporarily(code, err)
@@ -87,28 +108,50 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 			return nil, f.fail(ErrNotCounted, code, err)
 		case isLasting:
 			return nil, f.fail(ErrMisconfigured, code, err)
-		case errors.Is(err, redis.ErrClosed) || !sleep(ctx, pause):
-			if r.lost > 0 {
-				return nil, f.fail(ErrOutcomeUnknown, "no reply", cause)
+		case errors.Is(err, redis.ErrClosed):
+			return nil, f.unanswered(r, f.failTemporarily(unreachable, err))
+		case time.Until(limitOf(ctx)) < f.client.repeatFor || !sleep(ctx, pause):
+			if ctx.Err() != nil && !isOver(ctx) {
+				return nil, f.unanswered(r, f.ended(ctx))
 			}
-			return nil, f.failTemporarily(cmp.Or(code, "unreachable"), cause)
+			e := f.failTemporarily(cmp.Or(codeOf(cause), unreachable), cause)
+			if e.Reason == unreachable || in(down, e.Reason) {
+				f.begin(server, e, func(ctx context.Context) bool { return f.isUp(ctx, r.home) })
+			}
+			return nil, f.unanswered(r, e)
 		}
 	}
 }
 
-// protected returns a panic as an error, because others wait for the call, and may have made it in a goroutine of their own.
-func protected[T any](run func() (T, error)) (result T, err error) {
-	defer func() {
-		if problem := recover(); problem != nil {
-			err = fmt.Errorf("panic: %v", problem)
-		}
-	}()
-	return run()
+// attempt makes one attempt, which ends with ctx. With ContextTimeoutEnabled go-redis itself ends at the deadline of ctx, but not
+// when ctx is canceled.
+func (c *Client) attempt(ctx context.Context, r *request, run func() ([]any, error)) ([]any, error) {
+	if c.isTimed && r.isCounting {
+		return protected(run)
+	}
+	return within(ctx, run)
+}
+
+// unanswered returns the error of a call without a reply: that one if the call was not sent.
+func (f *family) unanswered(r *request, e *Error) error {
+	if r.giveUp() > r.answered {
+		return f.fail(ErrOutcomeUnknown, "no reply", e.cause)
+	}
+	return e
+}
+
+// isUp asks the server of a home once.
+func (f *family) isUp(ctx context.Context, home uint32) bool {
+	err := scripts["family_epoch"].EvalSha(ctx, f.client.redis, f.epochKeys(home), "", "", "", "").Err()
+	code := codeOf(err)
+	return err == nil || code != "" && !in(down, code)
 }
 
 // The codes of lua/README.md, "Errors and lost replies".
 const (
-	resent        = " LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY "
+	unreachable   = "UNREACHABLE"                           // there was no reply
+	down          = " LOADING BUSY CLUSTERDOWN MASTERDOWN " // what lasts after these is an outage
+	resent        = down + " TRYAGAIN READONLY "
 	passing       = resent + " NOREPLICAS "
 	full          = " OOM MISCONF " // refuse a repeat as well, and perhaps no later call
 	refused       = full + " WRONGTYPE BADSTATE "
@@ -139,40 +182,14 @@ func codeOf(err error) string {
 	return code
 }
 
-// reply makes a call that counts nothing. It returns when ctx ends, even if go-redis does not.
-func (f *family) reply(ctx context.Context, script string, keys []string, args ...any) ([]any, error) {
-	limited, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
+// reply makes a call that counts nothing.
+func (f *family) reply(ctx context.Context, home uint32, script string, keys []string, args ...any) ([]any, error) {
+	ctx, cancel := limited(ctx, f.client.options.RetryFor)
 	defer cancel()
-	var words []any
-	var err error
-	if !until(ctx, func() { words, err = f.call(limited, &request{script: script, keys: keys, args: args}) }) {
-		return nil, f.fail(ErrNotCounted, "canceled", ctx.Err())
+	if f.client.memory != nil {
+		return f.client.memory.Reply(f.path, script, keys[len(keys)-1], args), nil
 	}
-	return words, err
-}
-
-// until runs a function, and returns false if ctx ends before: the function then continues.
-func until(ctx context.Context, run func()) bool {
-	if ctx.Done() == nil {
-		run()
-		return true
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		run()
-	}()
-	select {
-	case <-done:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// sleep returns false if ctx ends before the pause is over.
-func sleep(ctx context.Context, pause time.Duration) bool {
-	return until(ctx, func() { time.Sleep(pause) })
+	return f.call(ctx, &request{script: script, home: home, keys: keys, args: args})
 }
 
 // readOfHome makes a read that needs the settings at the home of a partition's calls.
@@ -180,7 +197,7 @@ func (f *family) readOfHome(ctx context.Context, script string, partition uint32
 	home := f.home(partition)
 	keys = append(f.keys(home, append([]string{"calls"}, names...)...), keys...)
 	for attempt := 0; ; attempt++ {
-		words, err := f.reply(ctx, script, keys, arg, "")
+		words, err := f.reply(ctx, home, script, keys, arg, "")
 		if err != nil || words[0] == "OK" {
 			return words, err
 		}

@@ -30,7 +30,7 @@ var seriesKind = &kind{
 			for _, label := range e.Labels {
 				r.keys = append(r.keys, f.keys(it.partition, "series:"+label+":"+it.id)...)
 			}
-			r.args = append(r.args, it.id, it.delta, it.at)
+			r.args = append(r.args, it.id, it.n, it.at)
 		}
 	},
 }
@@ -43,27 +43,56 @@ func (c *Client) Series(name string) (*Series, error) {
 
 // Add counts n hits, 1 or more, in the current slice of every window.
 func (s *Series) Add(ctx context.Context, name string, n int64) error {
-	if n < 1 {
-		return s.fail(ErrNotCounted, "BADARG", fmt.Errorf("%d hits", n))
-	}
-	return s.countAnew(ctx, func() *item { return &item{id: name, delta: n} }).Err
+	return s.add(ctx, target{id: name}, n)
 }
 
 // AddAt counts n hits that happened at this time: in the slices of that time, as far as windows or what is kept still take it.
 // A time up to a minute ahead counts as now; for any other, the error's Reason is BADTIME.
 func (s *Series) AddAt(ctx context.Context, name string, n int64, at time.Time) error {
+	return s.add(ctx, target{id: name, at: millis(at)}, n)
+}
+
+func (s *Series) add(ctx context.Context, t target, n int64) error {
+	if err := s.checkHits(t, n); err != nil {
+		return err
+	}
+	return s.countAnew(ctx, hit{target: t, n: n}).Err
+}
+
+// Later is Add with a sum in the process, as [Buffered.Later]. Hits count in the slice in which Redis takes them.
+func (s *Series) Later(name string, n int64) error { return s.addAtLater(target{id: name}, n) }
+
+// LaterAt is AddAt with a sum in the process for each name and time.
+func (s *Series) LaterAt(name string, n int64, at time.Time) error {
+	return s.addAtLater(target{id: name, at: millis(at)}, n)
+}
+
+func (s *Series) addAtLater(t target, n int64) error {
+	if err := s.checkHits(t, n); err != nil {
+		return err
+	}
+	return s.addLater(t, n)
+}
+
+// Flush sends what Later and LaterAt took before, as [Buffered.Flush].
+func (s *Series) Flush(ctx context.Context) error { return s.flush(ctx) }
+
+func millis(at time.Time) string { return strconv.FormatInt(at.UnixMilli(), 10) }
+
+func (s *Series) checkHits(t target, n int64) error {
 	if n < 1 {
 		return s.fail(ErrNotCounted, "BADARG", fmt.Errorf("%d hits", n))
 	}
-	if at.UnixMilli() < 0 {
-		return s.fail(ErrNotCounted, "BADTIME", fmt.Errorf("%s", at))
+	if strings.HasPrefix(t.at, "-") {
+		return s.fail(ErrNotCounted, "BADTIME", fmt.Errorf("%s ms", t.at))
 	}
-	millis := strconv.FormatInt(at.UnixMilli(), 10)
-	return s.countAnew(ctx, func() *item { return &item{id: name, delta: n, at: millis} }).Err
+	return nil
 }
 
 // Get returns the window with that label, such as 60s or day: all its slices, the oldest first. The last one is not over.
 func (s *Series) Get(ctx context.Context, name, label string) ([]Slice, error) {
+	ctx, cancel := limited(ctx, s.client.options.RetryFor/2)
+	defer cancel()
 	e, err := s.askFor(ctx, name)
 	if err != nil {
 		return nil, err

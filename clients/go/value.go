@@ -2,13 +2,13 @@ package counterfoil
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -18,33 +18,63 @@ import (
 
 const (
 	idsOfRequest = 1000
-	// a daemon replies within 10 s, and closes connections that are idle for 10 s
-	daemonReply, daemonIdle = 12 * time.Second, 8 * time.Second
-	daemonConnect           = time.Second
+	daemonIdle   = 8 * time.Second // a daemon closes connections that are idle for 10 s
 )
 
-// Value returns the exact value of the counter: what MySQL has and what is pending in Redis.
-func (b *Buffered) Value(ctx context.Context, id string) (int64, error) { return b.value(ctx, id) }
-
-// Values returns the exact values of many counters, in the order of their ids: a request for 1,000 of them.
-func (b *Buffered) Values(ctx context.Context, ids []string) ([]int64, error) {
-	return b.values(ctx, ids)
-}
+// exact has what [Buffered] and [Cached] have in common.
+type exact struct{ *family }
 
 // Value returns the exact value of the counter: what MySQL has and what is pending in Redis.
-func (c *Cached) Value(ctx context.Context, id string) (int64, error) { return c.value(ctx, id) }
-
-// Values returns the exact values of many counters, in the order of their ids: a request for 1,000 of them.
-func (c *Cached) Values(ctx context.Context, ids []string) ([]int64, error) {
-	return c.values(ctx, ids)
+func (x exact) Value(ctx context.Context, id string) (int64, error) {
+	return single(x.values(ctx, []string{id}))
 }
 
-func (f *family) value(ctx context.Context, id string) (int64, error) {
-	values, err := f.values(ctx, []string{id})
+// Values returns the exact values of many counters, in the order of their ids: a request for 1,000 of them.
+func (x exact) Values(ctx context.Context, ids []string) ([]int64, error) { return x.values(ctx, ids) }
+
+// ValueOr returns the exact value, or the fallback together with the error: a page can show it, and log why.
+func (x exact) ValueOr(ctx context.Context, id string, fallback int64) (int64, error) {
+	value, err := x.Value(ctx, id)
+	return or(value, err, fallback)
+}
+
+// ValuesOr returns the exact values, or the fallbacks together with the error.
+func (x exact) ValuesOr(ctx context.Context, ids []string, fallbacks []int64) ([]int64, error) {
+	values, err := x.values(ctx, ids)
+	return or(values, err, fallbacks)
+}
+
+// RequestEpoch returns the epoch to be stored with a job before the first AddOnce or IncrOnce of it.
+func (x exact) RequestEpoch(ctx context.Context, request, id string) (string, error) {
+	ctx, cancel := limited(ctx, x.client.options.RetryFor)
+	defer cancel()
+	e, err := x.describe(ctx)
+	if err == nil {
+		err = x.checkRow(e, id)
+	}
+	if err = cmp.Or(x.check(request, 64, true), x.check(id, x.maxID, true), err); err != nil {
+		return "", err
+	}
+	// a job that runs later needs the generation that Redis has now
+	e, err = x.askRedis(ctx, x.home(x.place(e, &item{hit: hit{target: target{id: id}, request: request}})))
+	if err != nil {
+		return "", err
+	}
+	return e.generation, nil
+}
+
+func single(values []int64, err error) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
 	return values[0], nil
+}
+
+func or[V any](value V, err error, fallback V) (V, error) {
+	if err != nil {
+		return fallback, err
+	}
+	return value, nil
 }
 
 func (f *family) values(ctx context.Context, ids []string) ([]int64, error) {
@@ -65,10 +95,21 @@ func (f *family) find(ctx context.Context, ids []string) ([]*int64, error) {
 			return nil, err
 		}
 	}
+	if f.client.memory != nil {
+		values := make([]*int64, len(ids))
+		for i, id := range ids {
+			value := f.client.memory.Value(f.path, id)
+			values[i] = &value
+		}
+		return values, nil
+	}
 	if len(f.client.options.Daemons) == 0 {
 		return nil, f.fail(ErrMisconfigured, "no daemon", errors.New("set Options.Daemons"))
 	}
-	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
+	if e := f.down(daemons); e != nil {
+		return nil, e
+	}
+	ctx, cancel := limited(ctx, f.client.options.RetryFor/2)
 	defer cancel()
 	values := make([]*int64, 0, len(ids))
 	for len(ids) > 0 {
@@ -87,12 +128,12 @@ func (f *family) find(ctx context.Context, ids []string) ([]*int64, error) {
 func (f *family) askDaemons(ctx context.Context, ids []string) ([]*int64, error) {
 	client := f.client
 	body, _ := json.Marshal(map[string]any{"family": f.path, "ids": ids}) // text can always be encoded
-	daemons := client.options.Daemons
+	all := client.options.Daemons
 	for {
-		pause, first, last := 50*time.Millisecond, client.daemon.Load(), error(nil)
-		for i := range daemons {
-			at := (int(first) + i) % len(daemons)
-			reply, err := client.post(ctx, daemons[at], body)
+		pause, first, last, isDown := 50*time.Millisecond, client.daemon.Load(), error(nil), true
+		for i := range all {
+			at := (int(first) + i) % len(all)
+			reply, err := client.post(ctx, all[at], body)
 			if reply.status == http.StatusOK && len(reply.Values) == len(ids) {
 				client.daemon.Store(int32(at)) // the next calls begin with it
 				return reply.Values, nil
@@ -102,10 +143,20 @@ func (f *family) askDaemons(ctx context.Context, ids []string) ([]*int64, error)
 			}
 			// all that were refused together would be refused again
 			pause, last = max(pause, time.Duration(float64(reply.retryAfter)*(0.5+rand.Float64()/2))), err
+			isDown = isDown && reply.status == 0
 		}
-		if end, _ := ctx.Deadline(); time.Until(end) < pause || !sleep(ctx, pause) {
-			return nil, f.failTemporarily("daemon", last)
+		if time.Until(limitOf(ctx)) >= pause && sleep(ctx, pause) {
+			continue
 		}
+		if ctx.Err() != nil && !isOver(ctx) {
+			return nil, f.ended(ctx)
+		}
+		if isDown {
+			e := f.failTemporarily(unreachable, last)
+			f.begin(daemons, e, client.isDaemonUp)
+			return nil, e
+		}
+		return nil, f.failTemporarily("daemon", last)
 	}
 }
 
@@ -118,21 +169,15 @@ type valuesReply struct {
 
 // without a proxy, which would receive the token, and without redirects to another server
 var daemonClient = &http.Client{
-	Transport: &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: daemonConnect}).DialContext,
-		IdleConnTimeout:     daemonIdle,
-		MaxIdleConnsPerHost: 100,
-	},
+	Transport:     &http.Transport{IdleConnTimeout: daemonIdle, MaxIdleConnsPerHost: 100},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 
 // post asks a daemon. The error explains a reply without values. A silent daemon leaves time for the others.
 func (c *Client) post(ctx context.Context, daemon string, body []byte) (reply valuesReply, err error) {
-	share := c.options.RetryFor / time.Duration(len(c.options.Daemons))
-	ctx, cancel := context.WithTimeout(ctx, min(max(share, daemonConnect), daemonReply))
+	ctx, cancel := context.WithTimeout(ctx, c.options.RetryFor/2/time.Duration(len(c.options.Daemons)))
 	defer cancel()
-	address := strings.TrimSuffix(daemon, "/") + "/api/v1/values"
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, address, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, daemon+"/api/v1/values", bytes.NewReader(body))
 	if err != nil {
 		return reply, err
 	}
@@ -156,13 +201,29 @@ func (c *Client) post(ctx context.Context, daemon string, body []byte) (reply va
 	return reply, fmt.Errorf("%s: %s: %.300s", daemon, response.Status, text)
 }
 
-// checkDaemons refuses what is no address.
-func checkDaemons(daemons []string) error {
-	for _, daemon := range daemons {
-		address, err := url.Parse(daemon)
-		if err != nil || address.Host == "" || address.Scheme != "http" && address.Scheme != "https" {
-			return fmt.Errorf("expected a daemon such as http://HOST:PORT, not %s", daemon)
+// isDaemonUp asks the daemons until one replies.
+func (c *Client) isDaemonUp(ctx context.Context) bool {
+	for _, daemon := range c.options.Daemons {
+		ctx, cancel := context.WithTimeout(ctx, probeWithin/time.Duration(len(c.options.Daemons)))
+		defer cancel()
+		request, _ := http.NewRequestWithContext(ctx, http.MethodGet, daemon+"/livez", nil) // New has parsed it
+		if response, err := daemonClient.Do(request); err == nil {
+			response.Body.Close()
+			return true
 		}
 	}
-	return nil
+	return false
+}
+
+// parseDaemons refuses what is no address.
+func parseDaemons(given []string) ([]string, error) {
+	all := make([]string, len(given))
+	for i, daemon := range given {
+		address, err := url.Parse(daemon)
+		if err != nil || address.Host == "" || address.Scheme != "http" && address.Scheme != "https" {
+			return nil, fmt.Errorf("expected a daemon such as http://HOST:PORT, not %s", daemon)
+		}
+		all[i] = strings.TrimSuffix(daemon, "/")
+	}
+	return all, nil
 }

@@ -41,14 +41,10 @@ func TestLaterKeepsWhatWasNotSent(t *testing.T) {
 	views, id := buffered(t, counters, "views"), newID()
 	p.stop()
 	must(t, views.Later(id, 1))
-	fails(t, views.Flush(ctx), counterfoil.ErrNotCounted, "no epoch")
+	fails(t, views.Flush(ctx), counterfoil.ErrNotCounted, "UNREACHABLE")
 	must(t, views.Later(id, 1))
 	p.listen(t)
-	for start := time.Now(); views.Flush(ctx) != nil; { // go-redis pauses before it connects again
-		if time.Since(start) > 20*time.Second {
-			t.Fatal("not sent")
-		}
-	}
+	eventually(t, func() error { return views.Flush(ctx) })
 	equal(t, exact(t, id), 2)
 }
 
@@ -101,7 +97,7 @@ func TestCloseReportsWhatItCannotSend(t *testing.T) {
 	p.stop()
 	short, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	fails(t, counters.Close(short), counterfoil.ErrNotCounted, "no epoch")
+	fails(t, counters.Close(short), counterfoil.ErrNotCounted, "UNREACHABLE")
 	equal(t, reported, 3)
 }
 
@@ -110,6 +106,13 @@ type attempts struct {
 	prefix
 	mu sync.Mutex
 	at []time.Time
+}
+
+// begin forgets what was made before.
+func (a *attempts) begin() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.at = nil
 }
 
 func (a *attempts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
@@ -137,7 +140,7 @@ func TestLaterPausesWhileRedisIsFull(t *testing.T) {
 	time.Sleep(500 * time.Millisecond)
 	fails(t, views.Flush(ctx), counterfoil.ErrNotCounted, "OOM")
 	made.mu.Lock()
-	if calls := len(made.at); calls < 3 || calls > 20 {
+	if calls := len(made.at); calls > 10 {
 		t.Error(calls)
 	}
 	made.mu.Unlock()
@@ -162,9 +165,11 @@ func TestCloseWaitsOnceForAllFamiliesAndIDs(t *testing.T) {
 	}
 	p.stop()
 	_, err := buffered(t, counters, "views").RequestEpoch(ctx, "request", "a") // and no epoch is known, as after 30 s
-	fails(t, err, counterfoil.ErrNotCounted, "no epoch")
-	made.at = nil
+	fails(t, err, counterfoil.ErrNotCounted, "UNREACHABLE")
+	made.begin()
 	fails(t, counters.Close(ctx), counterfoil.ErrNotCounted, "")
+	made.mu.Lock()
+	defer made.mu.Unlock()
 	if waited := made.at[len(made.at)-1].Sub(made.at[0]); waited > 2*time.Second {
 		t.Error(waited)
 	}

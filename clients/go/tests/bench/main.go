@@ -80,7 +80,7 @@ func (m *measured) run(client *redis.Client, callers int, call, done func() erro
 
 func main() {
 	socket, namespace := os.Args[1], os.Args[2]
-	client := redis.NewClient(&redis.Options{Addr: socket})
+	client := redis.NewClient(&redis.Options{Addr: socket, ContextTimeoutEnabled: true})
 	views := must(must(counterfoil.New(client, namespace, counterfoil.Options{})).Buffered("views"))
 	source := must(os.ReadFile(os.Getenv("COUNTERFOIL_SCRIPTS") + "/buffered_add.lua"))
 	sum := fmt.Sprintf("%x", sha1.Sum(source))

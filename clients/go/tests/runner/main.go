@@ -11,6 +11,7 @@ import (
 	"time"
 
 	counterfoil "github.com/counterfoil/counterfoil-go"
+	"github.com/counterfoil/counterfoil-go/counterfoiltest"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -18,11 +19,12 @@ type object = map[string]any
 
 // opening is the first line, under the key open.
 type opening struct {
-	Socket, Namespace string
-	Nodes             []string
-	Own               bool
-	Timeout           float64
-	Options           struct {
+	Library, Socket, Namespace string
+	Families                   map[string]counterfoiltest.Family
+	Nodes                      []string
+	Own                        bool
+	Timeout                    float64
+	Options                    struct {
 		RetryFor   float64 `json:"retry_for"`
 		LaterEvery float64 `json:"later_every"`
 		Daemon     string
@@ -75,6 +77,9 @@ func main() {
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 func (o opening) connect() (*counterfoil.Client, error) {
+	if o.Library == "testing" {
+		return counterfoiltest.New(o.Namespace, o.Families)
+	}
 	given := o.Options
 	options := counterfoil.Options{Daemons: []string{given.Daemon}, RetryFor: seconds(given.RetryFor), LaterEvery: seconds(given.LaterEvery)}
 	addresses, timeout := []string{o.Socket}, seconds(o.Timeout)
@@ -149,10 +154,16 @@ var calls = map[string]func(c call) any{
 	"cached.get":             func(c call) any { return must(c.cached().Get(ctx, c.text(0))) },
 	"cached.value":           func(c call) any { return must(c.cached().Value(ctx, c.text(0))) },
 	"series.add":             call.hit,
+	"series.later":           call.hitLater,
+	"series.flush":           func(c call) any { return none(c.series().Flush(ctx)) },
 	"series.get":             call.window,
 	"activity.touch":         func(c call) any { return none(c.activity().Touch(ctx, c.text(0), c.text(1))) },
+	"activity.later":         func(c call) any { return none(c.activity().Later(c.text(0), c.text(1))) },
+	"activity.flush":         func(c call) any { return none(c.activity().Flush(ctx)) },
 	"activity.now":           call.now,
 	"visitors.first_visit":   func(c call) any { return must(c.visitors().FirstVisit(ctx, c.text(0), c.text(1), c.text(2))) },
+	"visitors.later":         func(c call) any { return none(c.visitors().Later(c.text(0), c.text(1), c.text(2))) },
+	"visitors.flush":         func(c call) any { return none(c.visitors().Flush(ctx)) },
 	"visitors.value":         func(c call) any { return must(c.visitors().Value(ctx, c.text(0), c.text(1))) },
 	"buffered.values":        func(c call) any { return must(c.buffered().Values(ctx, c.texts())) },
 	"cached.values":          func(c call) any { return must(c.cached().Values(ctx, c.texts())) },
@@ -198,6 +209,13 @@ func (c call) hit() any {
 		return none(c.series().AddAt(ctx, c.text(0), c.delta(1), time.Unix(c.delta(2), 0)))
 	}
 	return none(c.series().Add(ctx, c.text(0), c.delta(1)))
+}
+
+func (c call) hitLater() any {
+	if len(c.Args) > 2 {
+		return none(c.series().LaterAt(c.text(0), c.delta(1), time.Unix(c.delta(2), 0)))
+	}
+	return none(c.series().Later(c.text(0), c.delta(1)))
 }
 
 func (c call) window() any {
