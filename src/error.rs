@@ -154,7 +154,9 @@ fn redirected_to<'e>(cause: &'e (dyn StdError + 'static)) -> Option<&'e str> {
 }
 
 /// Returns the cause if it is an error of the redis crate.
-pub(crate) fn redis_error<'e>(cause: &'e (dyn StdError + 'static)) -> Option<&'e redis::RedisError> {
+pub(crate) fn redis_error<'e>(
+    cause: &'e (dyn StdError + 'static),
+) -> Option<&'e redis::RedisError> {
     let outer = cause.downcast_ref::<WithoutSource>();
     outer.map_or(cause, |outer| &*outer.0).downcast_ref()
 }

@@ -59,7 +59,8 @@ async fn open(open: &Value) -> Result<HashMap<String, AnyCounters>, Box<dyn StdE
         let builder = Counterfoil::builder().redis(redis).redis_timeouts(timeouts);
         builder.mysql(mysql).connect().await?
     };
-    let counterfoil = counterfoil.write_timeout(seconds(&open["options"]["retry_for"]));
+    let limit = seconds(&open["options"]["retry_for"]);
+    let counterfoil = counterfoil.write_timeout(limit).read_timeout(limit / 2);
     let mut families = HashMap::new();
     for (_, one) in counterfoil.mysql()?.families().await? {
         let one = one?;
@@ -88,6 +89,9 @@ async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
     let [a, b, c] = [0, 1, 2].map(|at| text(&args[at]));
     let number = |value: &Value| value.as_i64().unwrap_or(1);
     let delta = number(&args[1]);
+    let at = args[2]
+        .as_u64()
+        .map(|at| UNIX_EPOCH + Duration::from_secs(at));
     match (family, call) {
         (Buffered(views), "add") => outcome(views.add(a, delta).await),
         (Buffered(views), "add_many") => {
@@ -103,10 +107,7 @@ async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
         }),
         (Buffered(views), "request_epoch") => told(views.request_epoch(a, b).await),
         (Buffered(views), "later") => told(views.record(a, delta)),
-        (Buffered(views), "flush") => match views.flush().await.map_err(failed)? {
-            Recorded::Counted => Ok(Value::Null),
-            refused => Err(failure("not_counted", format!("{refused:?}"))),
-        },
+        (Buffered(views), "flush") => flushed(views.flush().await),
         (Buffered(views), "value") => told(views.get(a).await),
         (Buffered(views), "values") => told(views.get_many(texts(&args[0])).await),
         (Cached(votes), "incr") => outcome(votes.incr(a, delta).await),
@@ -125,18 +126,22 @@ async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
         (Cached(votes), "set") => outcome(votes.set(a, delta).await),
         (Cached(votes), "get" | "value") => told(votes.get(a).await),
         (Cached(votes), "values") => told(votes.peek_many(texts(&args[0])).await),
-        (Series(hits), "add") => outcome(match args[2].as_u64() {
-            Some(at) => {
-                let at = UNIX_EPOCH + Duration::from_secs(at);
-                hits.add_at(a, delta.unsigned_abs(), at).await
-            }
+        (Series(hits), "add") => outcome(match at {
+            Some(at) => hits.add_at(a, delta.unsigned_abs(), at).await,
             None => hits.add(a, delta.unsigned_abs()).await,
         }),
+        (Series(hits), "later") => told(match at {
+            Some(at) => hits.record_at(a, delta.unsigned_abs(), at),
+            None => hits.record(a, delta.unsigned_abs()),
+        }),
+        (Series(hits), "flush") => flushed(hits.flush().await),
         (Series(hits), "get") => {
             let slices = hits.get(a, b.parse().map_err(failed)?).await;
             Ok(slices.map_err(failed)?.iter().map(slice).collect())
         }
         (Activity(here), "touch") => told(here.touch(a, b).await),
+        (Activity(here), "later") => told(here.record(a, b)),
+        (Activity(here), "flush") => flushed(here.flush().await),
         (Activity(here), "now") => {
             let now = here.now(a).await.map_err(failed)?;
             Ok(json!([now.views, now.visitors]))
@@ -144,6 +149,8 @@ async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
         (Visitors(daily), "first_visit") => {
             is_first(daily.first_visit(a, b.parse().map_err(failed)?, c).await)
         }
+        (Visitors(daily), "later") => told(daily.record(a, b.parse().map_err(failed)?, c)),
+        (Visitors(daily), "flush") => flushed(daily.flush().await),
         (Visitors(daily), "values") => {
             let days = args[0].as_array().into_iter().flatten();
             let day = |day: &Value| text(day).parse::<Day>().map_err(failed);
@@ -165,6 +172,16 @@ fn slice(slice: &Slice) -> Value {
 
 fn told<T: Into<Value>>(result: Result<T, Error>) -> Made {
     result.map(Into::into).map_err(failed)
+}
+
+fn flushed(recorded: Result<Recorded, Error>) -> Made {
+    match recorded.map_err(failed)? {
+        Recorded::Counted => Ok(Value::Null),
+        Recorded::Refused { bad_time, .. } if bad_time > 0 => {
+            Err(failure("not_counted", "BADTIME"))
+        }
+        refused => Err(failure("not_counted", format!("{refused:?}"))),
+    }
 }
 
 fn is_first(counted: Result<Outcome, Error>) -> Made {

@@ -150,7 +150,10 @@ async fn a_pool_without_a_connection_loses_no_hits() {
             }
         });
         flushed.await.unwrap();
-        eventually("the outage is over", async || views.get("page").await.is_ok()).await;
+        eventually("the outage is over", async || {
+            views.get("page").await.is_ok()
+        })
+        .await;
         assert_eq!(views.value("page").await, 11, "{}", views.family());
     }
 }

@@ -114,8 +114,12 @@ pub async fn adopt(
     let names: Vec<_> = found.iter().map(|(family, _)| family.to_string()).collect();
     let result = json!({ "families": names, "dropped": pending, "adopted": !dry_run });
     context.output.print(&result, |_| match dry_run {
-        _ if found.is_empty() => vec![format!("no family of {namespace} belongs to another database")],
-        true => vec![format!("would be taken over, and {pending} ids dropped: {families}")],
+        _ if found.is_empty() => vec![format!(
+            "no family of {namespace} belongs to another database"
+        )],
+        true => vec![format!(
+            "would be taken over, and {pending} ids dropped: {families}"
+        )],
         false => vec![format!("taken over, and {pending} ids dropped: {families}")],
     })
 }

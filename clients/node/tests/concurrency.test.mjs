@@ -77,7 +77,7 @@ test('calls that wait behind others end in time while Redis is unreachable', asy
   for (const connection of proxy.connections) connection.destroy();
   const begun = performance.now();
   const results = await views.addMany(Array.from({ length: 20_000 }, (_, i) => [`${page}-${i}`, 1]));
-  assert.ok(performance.now() - begun < 2000);
+  assert.ok(performance.now() - begun < 5000);
   const notSent = results.filter((error) => error instanceof NotCounted && error.temporary);
   assert.ok(notSent.length >= 18_000 && results.every((error) => error instanceof Error), `${notSent.length}`);
 });

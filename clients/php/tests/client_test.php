@@ -904,7 +904,7 @@ return [
     },
     'exact values, with what waits in Redis' => function () use ($own) {
         foreach (['phpredis', 'predis'] as $library) {
-            $counterfoil = $own($library, daemon: ['http://127.0.0.1:1', env('DAEMON') . '/']);
+            $counterfoil = $own($library, daemon: ['http://127.0.0.1:1', env('DAEMON') . '/'], retryFor: 10);
             [$views, $wide, $daily] = [$counterfoil->buffered('views'), $counterfoil->buffered('wide'), $counterfoil->visitors('daily')];
             $id = id();
             $views->add($id, 2 ** 62);

@@ -17,8 +17,14 @@ impl Page {
             views: counterfoil.open(family("views")).await.unwrap(),
             votes: counterfoil.open(votes()).await.unwrap(),
             hits: counterfoil.open(days()).await.unwrap(),
-            readers: counterfoil.open(Family::activity("test", "readers")).await.unwrap(),
-            daily: counterfoil.open(Family::visitors("test", "daily")).await.unwrap(),
+            readers: counterfoil
+                .open(Family::activity("test", "readers"))
+                .await
+                .unwrap(),
+            daily: counterfoil
+                .open(Family::visitors("test", "daily"))
+                .await
+                .unwrap(),
         }
     }
 
@@ -31,7 +37,10 @@ impl Page {
             self.votes.incr("page", 1).await.map(drop),
             self.hits.add("page", 1).await.map(drop),
             self.readers.touch("page", "visitor").await,
-            self.daily.first_visit("page", day, "visitor").await.map(drop),
+            self.daily
+                .first_visit("page", day, "visitor")
+                .await
+                .map(drop),
         ];
         let read = [
             self.views.get("page").await.map(drop),
@@ -65,7 +74,10 @@ async fn costs_one_call(page: &Page, end: impl AsyncFnOnce(), begin: impl AsyncF
     page.views.record("recorded", 1).unwrap();
     begin().await;
     let started = Instant::now();
-    eventually("calls count again", async || page.views.add("other", 1).await.is_ok()).await;
+    eventually("calls count again", async || {
+        page.views.add("other", 1).await.is_ok()
+    })
+    .await;
     let waited = started.elapsed();
     assert!(waited < secs(10), "{waited:?}");
     counted(page.votes.incr("page", 1).await.unwrap());
@@ -78,15 +90,26 @@ async fn costs_one_call(page: &Page, end: impl AsyncFnOnce(), begin: impl AsyncF
 #[tokio::test]
 async fn a_redis_that_is_down_costs_one_call_its_time_limit() {
     let pair = Pair::with(RedisOptions::aof("always")).await;
-    let page = Page::open(&Counterfoil::new(pair.redis.manager().await, pair.store.clone())).await;
-    let (kill, start) = (async || pair.redis.kill(), async || pair.redis.start_again().await);
+    let page = Page::open(&Counterfoil::new(
+        pair.redis.manager().await,
+        pair.store.clone(),
+    ))
+    .await;
+    let (kill, start) = (
+        async || pair.redis.kill(),
+        async || pair.redis.start_again().await,
+    );
     costs_one_call(&page, kill, start).await;
 }
 
 #[tokio::test]
 async fn a_redis_that_is_silent_costs_one_call_its_time_limit() {
     let pair = Pair::new().await;
-    let page = Page::open(&Counterfoil::new(pair.redis.manager().await, pair.store.clone())).await;
+    let page = Page::open(&Counterfoil::new(
+        pair.redis.manager().await,
+        pair.store.clone(),
+    ))
+    .await;
     let (suspend, resume) = (async || pair.redis.pause(), async || pair.redis.resume());
     costs_one_call(&page, suspend, resume).await;
 }

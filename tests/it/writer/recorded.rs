@@ -26,7 +26,11 @@ async fn all_counted(views: &BufferedCounters) {
 
 /// Flushes what was recorded. This many hits of it are refused.
 async fn are_refused(views: &BufferedCounters, full: u64, out_of_range: u64) {
-    let refused = Recorded::Refused { full, out_of_range, bad_time: 0 };
+    let refused = Recorded::Refused {
+        full,
+        out_of_range,
+        bad_time: 0,
+    };
     assert_eq!(views.flush().await.unwrap(), refused);
 }
 

@@ -317,7 +317,9 @@ impl Scenario {
         let families = self.families();
         self.needs.is_empty()
             && self.steps.iter().all(only_calls)
-            && families.iter().all(|family| OWN_TABLES.contains(&&**family))
+            && families
+                .iter()
+                .all(|family| OWN_TABLES.contains(&&**family))
     }
 
     /// Returns the families that the steps count in.

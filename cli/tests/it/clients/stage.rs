@@ -422,7 +422,8 @@ fn declarations(namespaces: &Namespaces) -> String {
                 .find_map(|line| line.strip_prefix("name = \"NAMESPACE/"));
             let name = name.map(|name| name.trim_end_matches('"'));
             if name.is_some_and(|name| names.contains(name)) {
-                let tenants = format!("{}*", &namespace[..namespace.len() - 1]);
+                // of no other namespace: a shared cluster has those of all packages
+                let tenants = format!("*{}", &namespace[1..]);
                 let is_announced = name == Some(ANNOUNCED);
                 let namespace = if is_announced { &tenants } else { namespace };
                 declarations += &family.replace("NAMESPACE", namespace);

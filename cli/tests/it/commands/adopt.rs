@@ -28,7 +28,11 @@ async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
     }
     site.printed(&["add", "dev-anna/hits", "site", "1"]).await;
     site.ends_with(0, &["adopt", "shop", "--yes"]).await;
-    assert_eq!(site.number("SELECT COUNT(*) FROM counterfoil_families").await, 2);
+    assert_eq!(
+        site.number("SELECT COUNT(*) FROM counterfoil_families")
+            .await,
+        2
+    );
 
     let tables = ["families", "values", "ledger", "rejects"];
     for table in tables {
@@ -57,7 +61,8 @@ async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
     site.printed(&["add", "dev-anna/hits", "site", "2"]).await;
     site.printed(&["drain"]).await;
     assert_eq!(
-        site.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values").await,
+        site.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values")
+            .await,
         7
     );
     let nothing = site.printed(&["adopt", "shop", "--yes"]).await;
