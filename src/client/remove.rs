@@ -64,8 +64,8 @@ impl Counterfoil {
     }
 
     /// Registers the family in this database and, if its hits in Redis go to another one, deletes it
-    /// there with what is pending, so that it counts for this database from now on. What expires by
-    /// itself stays until then: windows of activity, and known visitors.
+    /// there with what is pending, so that it counts for this database from now on. Windows of
+    /// activity and known visitors stay until they expire.
     ///
     /// It is for a development database that was made anew. See "Two databases" in the operations
     /// manual for how to keep what is pending.

@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result, redis_error};
 /// nothing.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// Whether the server of some partitions replies: of all on a single server, of one in a cluster.
+/// The state of a server: of that of all partitions, or in a cluster of the node of one.
 #[derive(Debug, Default)]
 pub struct Outage {
     is_out: AtomicBool,
@@ -70,7 +70,7 @@ impl Outage {
     }
 }
 
-/// Probes the server until it replies, or nobody needs to know any more.
+/// Probes the server until it replies, or every handle is dropped.
 async fn probe(over: Over, redis: Connection, command: Cmd) {
     let mut pause = Backoff::default();
     while over.0.strong_count() > 0 {
