@@ -206,7 +206,7 @@ func (c *Client) isDaemonUp(ctx context.Context) bool {
 	for _, daemon := range c.options.Daemons {
 		ctx, cancel := context.WithTimeout(ctx, probeWithin/time.Duration(len(c.options.Daemons)))
 		defer cancel()
-		request, _ := http.NewRequestWithContext(ctx, http.MethodGet, daemon+"/livez", nil) // New has parsed it
+		request, _ := http.NewRequestWithContext(ctx, http.MethodGet, daemon+"/healthz", nil) // New has parsed it
 		if response, err := daemonClient.Do(request); err == nil {
 			response.Body.Close()
 			return true

@@ -60,9 +60,11 @@ impl Outage {
         if known.is_some() {
             return;
         }
-        tracing::warn!(error = %format_args!("{error:#}"), "Redis does not reply: calls fail at once until it does");
         *known = Some((began, error.clone()));
         self.is_out.store(true, Ordering::Relaxed);
+        // a runtime that shuts down drops the task at once, which ends the outage
+        drop(known);
+        tracing::warn!(error = %format_args!("{error:#}"), "Redis does not reply: calls fail at once until it does");
         let over = Over(Arc::downgrade(self));
         let mut exists = cmd("EXISTS");
         exists.arg(key);

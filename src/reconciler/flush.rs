@@ -18,7 +18,7 @@ use crate::family::Family;
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
-use crate::process::work::PartitionId;
+use crate::process::work::{Announced, PartitionId};
 use crate::reconciler::step::{Step, caught};
 use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::scripts::partition::Partition;
@@ -189,26 +189,31 @@ impl Flusher {
                 time: settle + beyond,
             });
         let partition = self.partition(family, id.1);
-        Ok(
-            match partition.rotate(family, database, lease, cut).await? {
-                RotateReply::Batch(cut) => {
-                    let now = Instant::now();
-                    Rotated::Held(Held {
-                        id,
-                        opened,
-                        registered,
-                        cut,
-                        settle,
-                        known_since: now,
-                        ready_at: now + settle.saturating_sub(cut.settled),
-                        failed_before: false,
-                    })
-                }
-                RotateReply::Early(time) => Rotated::Early(time),
-                RotateReply::Leased(time) => Rotated::Leased(time),
-                RotateReply::Empty => Rotated::Nothing,
-            },
-        )
+        let rotated = partition.rotate(family, database, lease, cut).await;
+        if let Err(error) = &rotated
+            && error.kind() == ErrorKind::Mismatch
+        {
+            // the database may have been made anew, and the family registered in it
+            self.shared.work.announce(Announced::Upkeep(id.0));
+        }
+        Ok(match rotated? {
+            RotateReply::Batch(cut) => {
+                let now = Instant::now();
+                Rotated::Held(Held {
+                    id,
+                    opened,
+                    registered,
+                    cut,
+                    settle,
+                    known_since: now,
+                    ready_at: now + settle.saturating_sub(cut.settled),
+                    failed_before: false,
+                })
+            }
+            RotateReply::Early(time) => Rotated::Early(time),
+            RotateReply::Leased(time) => Rotated::Leased(time),
+            RotateReply::Empty => Rotated::Nothing,
+        })
     }
 
     /// Applies the batches to the database and drops them from Redis. While the database is

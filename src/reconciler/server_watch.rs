@@ -139,11 +139,7 @@ async fn probe(flusher: &Flusher, families: &[Arc<Opened>]) -> Result<()> {
 async fn configure(flusher: &Flusher, families: &[Arc<Opened>]) {
     for opened in families.iter().filter(|opened| opened.known().is_some()) {
         let family = &opened.family;
-        let configured = async {
-            let registered = opened.registered_now(&*flusher.shared.store).await?;
-            flusher.begin_epochs(&registered).await
-        };
-        if let Err(error) = configured.await {
+        if let Err(error) = flusher.begin_epochs(opened).await {
             tracing::debug!(%family, error = %format_args!("{error:#}"), "configuring a family again failed");
         }
     }

@@ -24,12 +24,13 @@ impl Flusher {
             return Ok(Vec::new());
         };
         let store = &*self.shared.store;
-        let registered = opened.registered_now(store).await?;
-        match self.begin_epochs(&registered).await {
+        match self.begin_epochs(&opened).await {
             // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {
-                opened.renew(store, &registered).await?;
-                self.configure(&registered).await?;
+                let known = opened.registered(store).await?;
+                opened.renew(store, &known).await?;
+                self.configure(&*opened.registered_now(store).await?)
+                    .await?;
             }
             begun => begun?,
         }
@@ -45,11 +46,22 @@ impl Flusher {
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch) if Redis has another kind, number of partitions or
     /// database.
-    pub async fn begin_epochs(&self, registered: &Registered) -> Result<()> {
+    pub async fn begin_epochs(&self, opened: &Opened) -> Result<()> {
+        let store = &*self.shared.store;
+        let registered = opened.registered_now(store).await?;
         let (family, database) = (&registered.family, &registered.database);
         let homes = self.homes(family);
-        try_each(&homes, |(_, home)| home.epoch(family, database)).await?;
-        self.configure(registered).await
+        let epochs = try_each(&homes, |(_, home)| home.epoch(family, database)).await?;
+        if epochs.iter().all(Option::is_some) {
+            return self.configure(&registered).await;
+        }
+        // a database that was made anew may have taken over the family, or emptied Redis
+        let known = opened.registered(store).await?;
+        match opened.renew(store, &known).await {
+            Err(error) if !error.is_retryable() => return Err(error),
+            _ => {}
+        }
+        self.configure(&*opened.registered_now(store).await?).await
     }
 
     /// Begins new epochs where they are due, for a family that no database has registered yet. Writes

@@ -1,6 +1,7 @@
 //! Servers for the tests of an application: a private Redis with the families of the configuration,
 //! and exact values by HTTP. MySQL's part is kept in memory.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Stdio;
@@ -137,20 +138,26 @@ impl Sandbox {
     }
 }
 
-/// Opens what clients announce. Never returns.
+/// Opens what clients announce, and prints each problem once. Never returns.
 async fn open_wanted(sandbox: Arc<Sandbox>) {
+    let mut printed = HashSet::new();
+    let mut print = |problem: String| {
+        if printed.insert(problem.clone()) {
+            message(&problem);
+        }
+    };
     loop {
         match sandbox.counterfoil.take_wanted(1000).await {
             Ok(names) => {
                 for name in names {
                     match sandbox.open(&name).await {
                         Ok(Some(_)) => {}
-                        Ok(None) => message(&format!("{name} is not in the configuration")),
-                        Err(failure) => message(&format!("{name}: {}", failure.message)),
+                        Ok(None) => print(format!("{name} is not in the configuration")),
+                        Err(failure) => print(format!("{name}: {}", failure.message)),
                     }
                 }
             }
-            Err(error) => message(&format!("announced families: {error:#}")),
+            Err(error) => print(format!("announced families: {error:#}")),
         }
         sleep(WANTED).await;
     }

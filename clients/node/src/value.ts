@@ -8,11 +8,13 @@ const IDS = 1000;
 const PAUSE_MS = 50;
 
 /** What stands for a value that does not arrive in time, or a function that returns it, such as a read of the row. */
-export type Fallback = Integer | ((error: NotCounted) => Integer | Promise<Integer>);
+export type Fallback = OrNull | ((error: NotCounted) => OrNull | Promise<OrNull>);
 
 /** Likewise for many values: one for all of them, or each in the order of the ids. */
 export type Fallbacks = OneOrAll | ((error: NotCounted) => OneOrAll | Promise<OneOrAll>);
-type OneOrAll = Integer | readonly Integer[];
+type OneOrAll = OrNull | readonly OrNull[];
+/** NULL in a row counts as 0. */
+type OrNull = Integer | null;
 
 /** Reads values, null where there is no row. */
 type Read = () => Promise<(Integer | null)[]>;
@@ -22,14 +24,21 @@ type Reply = { status: number; text: string; retryAfter: number };
 
 /** Returns `count` values that `read` returns, 0 for null, or the fallback after a failure that may pass. */
 export async function valuesOr(fallback: Fallbacks | undefined, count: number, read: Read): Promise<Integer[]> {
+  if (Array.isArray(fallback)) checkLength(fallback, count);
   try {
     return (await read()).map((value) => value ?? 0);
   } catch (error) {
     const mayPass = error instanceof NotCounted && error.temporary;
     if (fallback === undefined || !mayPass) throw error;
     const values = typeof fallback === 'function' ? await fallback(error) : fallback;
-    return typeof values === 'object' ? [...values] : Array<Integer>(count).fill(values);
+    const all = Array.isArray(values) ? values : Array<OrNull>(count).fill(values as OrNull);
+    checkLength(all, count);
+    return all.map((value) => value ?? 0);
   }
+}
+
+function checkLength(values: readonly OrNull[], count: number): void {
+  if (values.length !== count) throw new NotCounted('BADARG', `expected ${count} fallbacks, not ${values.length}`);
 }
 
 /** Asks daemons for exact values, over connections that `fetch` keeps. */
@@ -100,7 +109,7 @@ export class Daemons {
 
   /** Returns whether any daemon replies. */
   private async probe(): Promise<boolean> {
-    const replies = await Promise.all(this.urls.map((url) => fetched(`${url}/livez`, PROBE_MS)));
+    const replies = await Promise.all(this.urls.map((url) => fetched(`${url}/healthz`, PROBE_MS)));
     return replies.some(({ status }) => status > 0);
   }
 }

@@ -136,3 +136,23 @@ async fn a_full_redis_is_no_outage() {
     pair.redis.does("CONFIG SET maxmemory 0").await;
     assert_eq!(views.count("page", 1).await, 2);
 }
+
+/// The probe runs on the runtime of the call that found the outage.
+#[test]
+fn an_outage_ends_with_the_runtime_that_probes() {
+    let (home, doomed) = (threads(1), threads(1));
+    let redis = home.block_on(new_redis());
+    let hits = home.block_on(async {
+        let pair = Counterfoil::new(redis.manager().await, MemoryStore::new());
+        pair.opened(days()).await
+    });
+    let read = async || hits.get("page", Precision::Day).await;
+    home.block_on(read()).unwrap();
+    redis.pause();
+    doomed.block_on(read()).unwrap_err();
+    let known = home.block_on(read());
+    refused(known, ErrorKind::Redis, "has not replied for");
+    doomed.shutdown_background();
+    redis.resume();
+    home.block_on(eventually("reads go on", async || read().await.is_ok()));
+}

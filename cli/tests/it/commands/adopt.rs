@@ -69,6 +69,37 @@ async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
     assert!(nothing.contains("no family of shop"), "{nothing}");
 }
 
+/// A daemon that runs meanwhile registers the families in the new database.
+#[tokio::test]
+async fn a_running_daemon_counts_for_the_new_database() {
+    let site = Site::new().await;
+    site.configure(&FAMILIES.replace("sync_time = \"1h\"", "sync_time = \"300ms\""));
+    let _daemon = site.daemon().await;
+    site.printed(&["add", "shop/views", "a", "3"]).await;
+    site.printed(&["add", "dev-anna/hits", "site", "1"]).await;
+    let stored = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
+    eventually("the first hits are stored", async || {
+        site.number(stored).await == 4
+    })
+    .await;
+
+    for table in ["families", "values", "ledger", "rejects"] {
+        site.sql(&format!("DELETE FROM counterfoil_{table}")).await;
+    }
+    for namespace in ["shop", "dev-anna"] {
+        site.printed(&["adopt", namespace, "--yes"]).await;
+    }
+    // if a hit came first, the daemon would notice at its next upkeep, a minute later
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    eventually("hits of both count in the new database", async || {
+        let added = site.run(&["add", "shop/views", "a", "5"]).await;
+        let hits = site.run(&["add", "dev-anna/hits", "site", "7"]).await;
+        added.code == 0 && hits.code == 0
+    })
+    .await;
+    eventually("all is stored", async || site.number(stored).await >= 12).await;
+}
+
 /// A client that asks for the epoch learns what is wrong with the table, and counts once it is right.
 #[tokio::test]
 async fn clients_learn_why_a_family_is_refused() {

@@ -78,7 +78,7 @@ final class Daemons implements Values {
     /** Returns if a daemon replies, and asks it first from then on. */
     private function findLive(): bool {
         foreach ($this->inTurn() as $url) {
-            if ($this->request($url, 'GET /livez', "\r\n", Session::PROBE_S)[0] === 0) continue;
+            if ($this->request($url, 'GET /healthz', "\r\n", Session::PROBE_S)[0] === 0) continue;
             $this->first = array_search($url, $this->urls, true);
             return true;
         }

@@ -94,7 +94,7 @@ class Counterfoil
     def alive?(uri)
       http = connect(uri, PROBE)
       http.read_timeout = PROBE
-      http.get("/livez")
+      http.get("/healthz")
     rescue *FAILURES
       false
     ensure
