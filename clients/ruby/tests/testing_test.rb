@@ -8,7 +8,8 @@ class TestingTest < ClientTest
   def both
     families = { votes: { min: 0, max: 1000 }, hits: { windows: %w[60s day] }, paths: { ids: "[0-9]+/.+" }, visits: { separator: "|", ids: '[^|]+\\|[0-9-]+' } }
     memory = Counterfoil::Testing.new(NAMESPACE, families: families)
-    [@counterfoil, memory].map { |counterfoil| outcomes(counterfoil) }
+    servers = Counterfoil.new(@redis, NAMESPACE, daemon: DAEMON, retry_for: 20)
+    [servers, memory].map { |counterfoil| outcomes(counterfoil) }
   end
 
   def outcome
