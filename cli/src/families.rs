@@ -25,9 +25,13 @@ pub async fn open(
     configured: &FamilyConfig,
     name: &str,
 ) -> Result<AnyCounters> {
+    counterfoil.open_any(family(configured, name)?).await
+}
+
+/// Returns NAMESPACE/FAMILY as configured.
+fn family(configured: &FamilyConfig, name: &str) -> Result<Family> {
     let namespace = name.split('/').next().unwrap_or_default();
-    let family = configured.in_namespace(namespace)?;
-    counterfoil.open_any(family).await
+    configured.in_namespace(namespace)
 }
 
 /// Tells clients why a family was not opened.
@@ -37,8 +41,7 @@ pub async fn refuse(
     name: &str,
     error: &Error,
 ) {
-    let namespace = name.split('/').next().unwrap_or_default();
-    if let Ok(family) = configured.in_namespace(namespace)
+    if let Ok(family) = family(configured, name)
         && let Err(error) = counterfoil.refuse(&family, &format!("{error:#}")).await
     {
         tracing::debug!(family = name, error = %format_args!("{error:#}"), "clients do not learn why");

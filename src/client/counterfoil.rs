@@ -170,7 +170,7 @@ impl Counterfoil {
     pub async fn refuse(&self, family: &Family, reason: &str) -> Result<()> {
         let end = reason.floor_char_boundary(LONGEST_REASON);
         let homes = self.shared.homes(family);
-        let refuse = async |home: &Partition| home.refuse(&reason[..end]).await;
+        let refuse = async |(_, home): &(u32, Partition)| home.refuse(&reason[..end]).await;
         try_each(&homes, refuse).await.map(drop)
     }
 

@@ -75,9 +75,9 @@ impl Counterfoil {
     /// # Errors
     /// Those of opening a family.
     pub async fn adopt(&self, family: &Family) -> Result<Option<Backlog>> {
-        let dropped = self.check_adoption(family).await?;
+        let registered = self.shared.store.register(family).await?;
+        let dropped = self.pending_of_others(&registered).await?;
         if dropped.is_some() {
-            let registered = self.shared.store.register(family).await?;
             let adopt = || self.call_each_home(family, Calls::Adopt(&registered.database));
             self.shared.by_topology(adopt).await?;
             tracing::warn!(%family, ?dropped, "taken over from another database");
@@ -85,19 +85,24 @@ impl Counterfoil {
         Ok(dropped)
     }
 
-    /// Returns what [`adopt`](Self::adopt) would drop now, and drops nothing.
+    /// Returns what [`adopt`](Self::adopt) would drop now. Registers the family, and drops nothing.
     ///
     /// # Errors
     /// See [`adopt`](Self::adopt).
     pub async fn check_adoption(&self, family: &Family) -> Result<Option<Backlog>> {
         let registered = self.shared.store.register(family).await?;
-        let homes = self.shared.homes(family);
-        let is_other = async |home: &Partition| {
+        self.pending_of_others(&registered).await
+    }
+
+    /// Returns what is pending in Redis if it is for another database than this one.
+    async fn pending_of_others(&self, registered: &Registered) -> Result<Option<Backlog>> {
+        let homes = self.shared.homes(&registered.family);
+        let is_other = async |(_, home): &(u32, Partition)| {
             let none = [home.keys.probe()];
             home.adopt(&none, &registered.database).await
         };
         if try_each(&homes, is_other).await?.contains(&true) {
-            self.shared.backlog(family).await.map(Some)
+            self.shared.backlog(&registered.family).await.map(Some)
         } else {
             Ok(None)
         }

@@ -195,10 +195,11 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the partitions of the family that remember callers.
-    pub fn homes(&self, family: &Family) -> Vec<Partition> {
+    /// Returns the partitions of the family that remember callers, with their numbers.
+    pub fn homes(&self, family: &Family) -> Vec<(u32, Partition)> {
         let homes = self.topology.homes(family.partitions());
-        homes.map(|number| self.partition(family, number)).collect()
+        let homes = homes.map(|number| (number, self.partition(family, number)));
+        homes.collect()
     }
 
     /// Makes calls that depend on the topology, and again if Redis turns out to be a cluster: it

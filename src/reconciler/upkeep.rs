@@ -23,14 +23,10 @@ impl Flusher {
         let Some(opened) = self.shared.family(number) else {
             return Ok(Vec::new());
         };
-        let store = &*self.shared.store;
         match self.begin_epochs(&opened).await {
             // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {
-                let known = opened.registered(store).await?;
-                opened.renew(store, &known).await?;
-                self.configure(&*opened.registered_now(store).await?)
-                    .await?;
+                self.configure_anew(&opened).await?;
             }
             begun => begun?,
         }
@@ -50,18 +46,28 @@ impl Flusher {
         let store = &*self.shared.store;
         let registered = opened.registered_now(store).await?;
         let (family, database) = (&registered.family, &registered.database);
-        let homes = self.homes(family);
+        let homes = self.shared.homes(family);
         let epochs = try_each(&homes, |(_, home)| home.epoch(family, database)).await?;
         if epochs.iter().all(Option::is_some) {
             return self.configure(&registered).await;
         }
         // a database that was made anew may have taken over the family, or emptied Redis
-        let known = opened.registered(store).await?;
-        match opened.renew(store, &known).await {
-            Err(error) if !error.is_retryable() => return Err(error),
-            _ => {}
+        match self.configure_anew(opened).await {
+            // the database is not there: what is known of it is written
+            Err(error) if matches!(error.kind(), ErrorKind::Store | ErrorKind::Busy) => {
+                self.configure(&registered).await
+            }
+            configured => configured,
         }
-        self.configure(&*opened.registered_now(store).await?).await
+    }
+
+    /// Registers the family again, and writes the settings that the database then has.
+    async fn configure_anew(&self, opened: &Opened) -> Result<()> {
+        let store = &*self.shared.store;
+        let known = opened.registered(store).await?;
+        opened.renew(store, &known).await?;
+        let registered = opened.registered_now(store).await?;
+        self.configure(&registered).await
     }
 
     /// Begins new epochs where they are due, for a family that no database has registered yet. Writes
@@ -80,7 +86,7 @@ impl Flusher {
                 let to = &Destination::UNKNOWN;
                 home.configure(family, to, partitions).await
             };
-            let homes = self.homes(family);
+            let homes = self.shared.homes(family);
             try_each(&homes, begin).await.map(drop)
         };
         self.shared.by_topology(begin).await
@@ -96,19 +102,10 @@ impl Flusher {
                 let partitions = topology.partitions_of(*number, family.partitions());
                 home.configure(family, to, partitions).await
             };
-            let homes = self.homes(family);
+            let homes = self.shared.homes(family);
             try_each(&homes, configure).await.map(drop)
         };
         self.shared.by_topology(configure).await
-    }
-
-    fn homes(&self, family: &Family) -> Vec<(u32, Partition)> {
-        let homes = self
-            .shared
-            .topology
-            .homes(family.partitions())
-            .map(|number| (number, self.partition(family, number)));
-        homes.collect()
     }
 
     /// Returns the partitions beyond the family's number in which clients with a different

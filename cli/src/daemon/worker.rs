@@ -39,8 +39,8 @@ const UPKEEP: Duration = Duration::from_secs(30);
 const RECHECK: Duration = Duration::from_secs(5);
 /// The interval at which a worker checks that its reconciler runs and succeeds.
 const SUPERVISION: Duration = Duration::from_secs(1);
-/// The interval at which a worker takes the families that clients announced, who wait for a second
-/// by default.
+/// The interval at which a worker takes the families that clients announced. Clients wait for a
+/// second by default.
 const WANTED: Duration = Duration::from_millis(200);
 /// The time after a server's recovery from which failing steps are logged: each is retried before.
 const RECOVERY: Duration = Duration::from_secs(3);

@@ -39,6 +39,15 @@ function cutting(int $bytes): array
     posix_kill(getmypid(), SIGKILL);
 }
 
+/** Returns a client over a driver of a test. */
+function over(Driver $driver, float $retryFor, Redis|Connector|null $redis = null): Counterfoil
+{
+    $counterfoil = new Counterfoil($redis ?? redis(), NS, retryFor: $retryFor);
+    $session = (new ReflectionProperty($counterfoil, 'session'))->getValue($counterfoil);
+    (new ReflectionProperty($session, 'driver'))->setValue($session, $driver);
+    return $counterfoil;
+}
+
 /** That of Predis 3.4 and later. */
 function retry(): ?Predis\Retry\Retry
 {
@@ -376,9 +385,7 @@ return [
             public function close(): void {}
             public function reconnect(float $limit): void {}
         };
-        $counterfoil = new Counterfoil(redis(), NS, retryFor: 0.3);
-        $session = (new ReflectionProperty($counterfoil, 'session'))->getValue($counterfoil);
-        (new ReflectionProperty($session, 'driver'))->setValue($session, $driver);
+        $counterfoil = over($driver, 0.3);
         $views = $counterfoil->buffered('views');
         $of = fn(int $partition): string => current(array_filter(range('a', 'z'), fn(string $id): bool => crc32($id) % 4 === $partition));
         same([7, 7], [$views->add($of(1)), $views->add($of(2))]);
@@ -405,9 +412,7 @@ return [
             public function close(): void {}
             public function reconnect(float $limit): void {}
         };
-        $counterfoil = new Counterfoil(redis(), NS, retryFor: 0.0);
-        $session = (new ReflectionProperty($counterfoil, 'session'))->getValue($counterfoil);
-        (new ReflectionProperty($session, 'driver'))->setValue($session, $driver);
+        $counterfoil = over($driver, 0.0);
         $views = $counterfoil->buffered('views');
         $views->add(id());
         foreach (['READONLY', 'NOREPLICAS', 'TRYAGAIN', 'OOM', 'MISCONF', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN'] as $number => $reason) {
@@ -872,9 +877,7 @@ return [
         $own = new Connector('unix://' . SOCKET, 1.0, 'phpredis');
         foreach ([['LOADING', redis()], ['OOM', redis()], ['MISCONF', redis()], ['LOADING', $own], ['OOM', $own]] as [$driver->refusal, $redis]) {
             [$class, $reason] = $redis === $own ? [NotCounted::class, $driver->refusal] : [OutcomeUnknown::class, 'no reply'];
-            $counterfoil = new Counterfoil($redis, NS, retryFor: 0.0);
-            $session = (new ReflectionProperty($counterfoil, 'session'))->getValue($counterfoil);
-            (new ReflectionProperty($session, 'driver'))->setValue($session, $driver);
+            $counterfoil = over($driver, 0.0, $redis);
             fails($class, $reason, fn() => $counterfoil->buffered('small')->add(id()));
             recover();
         }

@@ -18,6 +18,19 @@ windows = [["day", 7]]
 sync_time = "1h"
 "#;
 
+/// Returns the sum of all values in MySQL.
+async fn stored(site: &Site) -> i64 {
+    site.number("SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values")
+        .await
+}
+
+/// Empties the database as one that is made anew, with its tables.
+async fn make_anew(site: &Site) {
+    for table in ["families", "values", "ledger", "rejects"] {
+        site.sql(&format!("DELETE FROM counterfoil_{table}")).await;
+    }
+}
+
 /// A development database is made anew, beside a Redis that has hits for the former one.
 #[tokio::test]
 async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
@@ -34,10 +47,7 @@ async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
         2
     );
 
-    let tables = ["families", "values", "ledger", "rejects"];
-    for table in tables {
-        site.sql(&format!("DELETE FROM counterfoil_{table}")).await;
-    }
+    make_anew(&site).await;
     let refused = site.run(&["add", "shop/views", "a", "1"]).await;
     assert!(refused.err.contains("go to the database"), "{refused:?}");
 
@@ -48,7 +58,7 @@ async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
     );
     let again = site.run(&["add", "shop/views", "a", "1"]).await;
     assert!(again.err.contains("go to the database"), "{again:?}");
-    // without a terminal nobody can be asked
+    // without a terminal there is no question
     assert_ne!(site.run(&["adopt", "shop"]).await.code, 0);
 
     let printed = site.printed(&["adopt", "shop", "--yes"]).await;
@@ -60,11 +70,7 @@ async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
     site.printed(&["add", "shop/views", "a", "5"]).await;
     site.printed(&["add", "dev-anna/hits", "site", "2"]).await;
     site.printed(&["drain"]).await;
-    assert_eq!(
-        site.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values")
-            .await,
-        7
-    );
+    assert_eq!(stored(&site).await, 7);
     let nothing = site.printed(&["adopt", "shop", "--yes"]).await;
     assert!(nothing.contains("no family of shop"), "{nothing}");
 }
@@ -77,15 +83,12 @@ async fn a_running_daemon_counts_for_the_new_database() {
     let _daemon = site.daemon().await;
     site.printed(&["add", "shop/views", "a", "3"]).await;
     site.printed(&["add", "dev-anna/hits", "site", "1"]).await;
-    let stored = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
     eventually("the first hits are stored", async || {
-        site.number(stored).await == 4
+        stored(&site).await == 4
     })
     .await;
 
-    for table in ["families", "values", "ledger", "rejects"] {
-        site.sql(&format!("DELETE FROM counterfoil_{table}")).await;
-    }
+    make_anew(&site).await;
     for namespace in ["shop", "dev-anna"] {
         site.printed(&["adopt", namespace, "--yes"]).await;
     }
@@ -97,7 +100,7 @@ async fn a_running_daemon_counts_for_the_new_database() {
         added.code == 0 && hits.code == 0
     })
     .await;
-    eventually("all is stored", async || site.number(stored).await >= 12).await;
+    eventually("all is stored", async || stored(&site).await >= 12).await;
 }
 
 /// A client that asks for the epoch learns what is wrong with the table, and counts once it is right.
