@@ -410,6 +410,13 @@ fn cases() -> Vec<Case> {
             },
         ),
         case(
+            "recount, hits that are refused",
+            AddedRows {
+                refusals: 2,
+                ..AddedRows::new()
+            },
+        ),
+        case(
             "recount, rows also deleted",
             DeletedRows {
                 events: 5,

@@ -13,6 +13,9 @@ pub struct AddedRows {
     pub uncounted: u8,
     /// The maximum number of rows that are counted twice.
     pub doubled: u8,
+    /// The maximum number of hits that the database refuses: each waits as a reject, in no value, until
+    /// it is added after all or discarded.
+    pub refusals: u8,
     /// The maximum number of recounters that die.
     pub deaths: u8,
     /// The number of runs. Each run corrects the counter at most once.
@@ -40,6 +43,10 @@ pub enum Mistake {
     /// A correction adds the number of rows minus the value before, whatever was counted in the
     /// meantime.
     OneDifference,
+    /// A correction does not leave out a counter with rejects.
+    IgnoreRejects,
+    /// Rejects that are added or discarded are not noted in the run.
+    NoteNothing,
 }
 
 /// The source rows, the counter, and the recounters.
@@ -55,8 +62,14 @@ pub struct State {
     coming: Hits,
     uncounted: u8,
     doubled: u8,
+    /// The number of refused hits, those that wait as rejects, and those that were discarded.
+    refused: u8,
+    rejected: u8,
+    discarded: u8,
     deaths: u8,
     run: u8,
+    /// The current run has the note that rejects of the counter were added or discarded.
+    is_noted: bool,
     /// The current run is finished with this counter.
     is_done: bool,
     recounters: [Recounter; 2],
@@ -108,6 +121,12 @@ pub enum Step {
     NeverCount(u8),
     /// The application counts a row twice.
     CountTwice(u8),
+    /// The database refuses a hit.
+    Refuse,
+    /// The rejects are added.
+    Add,
+    /// The rejects are discarded.
+    Discard,
     /// A recounter reads the value.
     ReadValue(usize),
     /// A recounter counts the rows.
@@ -124,12 +143,13 @@ pub enum Step {
 
 impl AddedRows {
     /// Returns a small model: two rows, one that is never counted, one that is counted twice, two
-    /// runs, and no replica.
+    /// runs, no refusal, and no replica.
     pub fn new() -> Self {
         Self {
             rows: 2,
             uncounted: 1,
             doubled: 1,
+            refusals: 0,
             deaths: 1,
             runs: 2,
             replica: false,
@@ -168,10 +188,15 @@ impl AddedRows {
         if !is_current && !self.makes(Mistake::NoFence) {
             return;
         }
+        if state.has_rejects() && !self.makes(Mistake::IgnoreRejects) {
+            state.is_done = true;
+            return;
+        }
         let is_quiet = before == after
             && after == state.value
             && rows == state.rows
-            && state.coming.is_empty();
+            && state.coming.is_empty()
+            && !state.has_rejects();
         let delta = self.delta(&measured);
         if self.makes(Mistake::WriteValue) && delta != 0 {
             state.value = rows as i8;
@@ -198,6 +223,16 @@ impl State {
         self.rows as i8 - self.coming.iter().count() as i8
     }
 
+    /// Returns whether rejects wait, or were added or discarded in this run.
+    fn has_rejects(&self) -> bool {
+        self.rejected > 0 || self.is_noted
+    }
+
+    /// Returns the hits that were counted and not discarded.
+    fn counted(&self) -> i8 {
+        self.value + self.rejected as i8
+    }
+
     fn measurements(&self) -> impl Iterator<Item = &Measurement> {
         self.recounters
             .iter()
@@ -221,8 +256,12 @@ impl Model for AddedRows {
             coming: Hits::default(),
             uncounted: 0,
             doubled: 0,
+            refused: 0,
+            rejected: 0,
+            discarded: 0,
             deaths: 0,
             run: 1,
+            is_noted: false,
             is_done: false,
             recounters: [Recounter::Idle; 2],
             drift_left: false,
@@ -244,6 +283,12 @@ impl Model for AddedRows {
             if state.doubled < self.doubled {
                 steps.push(Step::CountTwice(row));
             }
+        }
+        if state.refused < self.refusals && state.value > 0 {
+            steps.push(Step::Refuse);
+        }
+        if state.rejected > 0 {
+            steps.extend([Step::Add, Step::Discard]);
         }
         for (number, recounter) in state.recounters.iter().enumerate() {
             match recounter {
@@ -291,6 +336,21 @@ impl Model for AddedRows {
                 state.doubled += 1;
                 state.value += 2;
             }
+            Step::Refuse => {
+                state.value -= 1;
+                state.refused += 1;
+                state.rejected += 1;
+            }
+            Step::Add => {
+                state.value += state.rejected as i8;
+                state.rejected = 0;
+                state.is_noted = !self.makes(Mistake::NoteNothing);
+            }
+            Step::Discard => {
+                state.discarded += state.rejected;
+                state.rejected = 0;
+                state.is_noted = !self.makes(Mistake::NoteNothing);
+            }
             Step::ReadValue(number) => {
                 state.recounters[number] = Recounter::Started {
                     run: state.run,
@@ -334,6 +394,7 @@ impl Model for AddedRows {
             Step::NextRun => {
                 state.run += 1;
                 state.is_done = false;
+                state.is_noted = false;
             }
         }
         if !self.replica {
@@ -345,12 +406,15 @@ impl Model for AddedRows {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(
-                "a counter never lacks more than the rows whose count never comes",
-                |_, state: &State| state.value >= state.settled() - state.uncounted as i8,
+                "a counter never lacks more than the rows whose count never comes, and what was discarded",
+                |_, state: &State| {
+                    let given_up = (state.uncounted + state.discarded) as i8;
+                    state.counted() >= state.settled() - given_up
+                },
             ),
             Property::always(
                 "a counter never exceeds its rows by more than what was counted twice",
-                |_, state: &State| state.value <= state.settled() + state.doubled as i8,
+                |_, state: &State| state.counted() <= state.settled() + state.doubled as i8,
             ),
             Property::always(
                 "a run in which nothing moves ends the drift",
@@ -386,6 +450,12 @@ impl Model for AddedRows {
                     .measurements()
                     .any(|measured| measured.run != state.run || state.is_done)
             }),
+            Property::sometimes(
+                "a counter with rejects is left",
+                |model: &Self, state: &State| {
+                    model.refusals == 0 || state.is_done && state.has_rejects()
+                },
+            ),
             Property::sometimes("the drift ends", |model: &Self, state: &State| {
                 let is_over = state.rows == model.rows && state.coming.is_empty();
                 is_over

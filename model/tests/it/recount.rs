@@ -3,7 +3,8 @@ use counterfoil_model::recount::{AddedMistake, AddedRows, DeletedMistake, Delete
 use crate::{breaks, passes};
 
 const TOO_HIGH: &str = "a counter never exceeds its rows by more than what was counted twice";
-const TOO_LOW_BY_ADDED: &str = "a counter never lacks more than the rows whose count never comes";
+const TOO_LOW_BY_ADDED: &str =
+    "a counter never lacks more than the rows whose count never comes, and what was discarded";
 const TOO_HIGH_BY_DELETED: &str =
     "a counter never exceeds its rows by more than the deletes whose count never comes";
 
@@ -100,4 +101,30 @@ fn a_cut_hides_a_movement() {
 #[test]
 fn a_field_in_the_buffer_is_a_movement() {
     breaks(deleted(DeletedMistake::IgnoreBuffer), TOO_HIGH_BY_DELETED);
+}
+
+/// Returns a model in which the database refuses a hit.
+fn refused(mistake: Option<AddedMistake>) -> AddedRows {
+    AddedRows {
+        refusals: 1,
+        deaths: 0,
+        runs: 1,
+        mistake,
+        ..AddedRows::new()
+    }
+}
+
+#[test]
+fn rows_whose_hits_are_refused() {
+    passes(refused(None));
+}
+
+#[test]
+fn a_counter_with_rejects_is_left_out() {
+    breaks(refused(Some(AddedMistake::IgnoreRejects)), TOO_HIGH);
+}
+
+#[test]
+fn rejects_that_are_taken_are_noted_in_the_run() {
+    breaks(refused(Some(AddedMistake::NoteNothing)), TOO_HIGH);
 }
