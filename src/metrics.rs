@@ -44,7 +44,12 @@ metrics! {
     ROWS = "counterfoil_rows_total", describe_counter;
     /// Deltas that the database refused.
     REJECTS = "counterfoil_rejects_total", describe_counter;
-    /// Deltas without a row that were dropped, as `Table::update_or_drop` asks for.
+    /// Rejects that their rows took after all.
+    REJECTS_APPLIED = "counterfoil_rejects_applied_total", describe_counter;
+    /// Rejects that were discarded.
+    REJECTS_DISCARDED = "counterfoil_rejects_discarded_total", describe_counter;
+    /// Deltas without a row, or whose row has no parent, that were dropped, as `Table::update_or_drop`
+    /// and `upsert_or_drop` ask for.
     WITHOUT_ROW = "counterfoil_without_row_total", describe_counter;
     /// Rows read because their cached counter was not in Redis, by `family`.
     SEEDS = "counterfoil_seeds_total", describe_counter;
@@ -111,7 +116,14 @@ pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
 
 /// Registers the metrics of a reconciler.
 pub(crate) fn begin_reconciler() {
-    for name in [BATCHES, ROWS, REJECTS, WITHOUT_ROW] {
+    for name in [
+        BATCHES,
+        ROWS,
+        REJECTS,
+        REJECTS_APPLIED,
+        REJECTS_DISCARDED,
+        WITHOUT_ROW,
+    ] {
         metrics::counter!(name).increment(0);
     }
     for what in ["reconcile", "fetch", "apply", "release"] {

@@ -170,8 +170,8 @@ pub enum Command {
         #[command(subcommand)]
         command: FamilyCommand,
     },
-    /// Deletes old records: rejects that were applied or discarded, and all recounts of a family
-    /// but the last, with the differences that they found. `keep_history` of the pair sets their age
+    /// Deletes old records: all recounts of a family but the last, with the differences that they
+    /// found. `keep_history` of the pair sets their age
     Purge {
         /// Asks nothing
         #[arg(long)]
@@ -245,7 +245,7 @@ pub enum FamilyCommand {
 
 #[derive(Subcommand)]
 pub enum Rejects {
-    /// Lists rejects that were neither applied nor discarded
+    /// Lists rejects, by family and id
     List {
         /// Only rejects of NAMESPACE/FAMILY
         #[arg(long)]
@@ -258,7 +258,7 @@ pub enum Rejects {
         #[command(flatten)]
         which: Which,
     },
-    /// Discards rejects: they are never applied. Asks before it discards more than numbered ones
+    /// Discards rejects: they are never applied. Asks before it discards all of a family
     Discard {
         #[command(flatten)]
         which: Which,
@@ -272,15 +272,16 @@ pub enum Rejects {
 }
 
 #[derive(Args)]
-#[group(required = true, multiple = false)]
+#[group(required = true, multiple = true)]
 pub struct Which {
-    /// The numbers of rejects
-    pub numbers: Vec<u64>,
-    /// All rejects of NAMESPACE/FAMILY
+    /// The rejects of NAMESPACE/FAMILY: all, or those of the ids
     #[arg(long)]
     pub family: Option<FamilyName>,
-    /// All rejects
-    #[arg(long)]
+    /// Ids of the family
+    #[arg(requires = "family")]
+    pub ids: Vec<String>,
+    /// All rejects of all families
+    #[arg(long, conflicts_with = "family")]
     pub all: bool,
 }
 

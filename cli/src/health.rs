@@ -253,9 +253,9 @@ impl PairView {
         }));
         let rejects = about(
             |family| family.rejects > 0,
-            ["has open rejects", "have open rejects"],
-            "Widen the column, or insert the missing row: the daemon then applies them within \
-             seconds",
+            ["has rejects", "have rejects"],
+            "Widen the column, or insert the missing row. The daemon then applies new ones within \
+             seconds, and `counterfoil rejects retry --all` all of them",
             "rejects list",
         );
         problems.extend(rejects.map(|problem| Problem {

@@ -45,7 +45,7 @@ pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
 
 /// Returns the store alone. Its first use connects to MySQL.
 pub fn store(config: &PairConfig) -> MysqlStore {
-    MysqlStore::new(pool(config, config.connections)).keep_rejects(config.keep_history)
+    MysqlStore::new(pool(config, config.connections))
 }
 
 /// Returns a separate connection, to check that MySQL is up.

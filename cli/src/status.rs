@@ -35,7 +35,7 @@ pub struct FamilyView {
     pub requests: Option<u64>,
     /// The last time that a part of a batch reached MySQL, in Unix seconds.
     pub last_saved: Option<u64>,
-    /// The number of rejects that were neither applied nor discarded.
+    /// The number of rejects.
     pub rejects: u64,
     pub state: State,
     /// The time at which its figures were read from Redis, in Unix seconds.

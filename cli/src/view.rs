@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 
 use counterfoil::admin::{Drift, Finding, Reject, Severity};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::daemon::failing;
 use crate::status::{FamilyView, STALE_SECONDS, Sample, is_older, unix_seconds};
@@ -297,29 +297,39 @@ pub struct Refused {
 
 #[derive(Clone, Serialize)]
 pub struct RejectView {
-    pub number: u64,
     /// `NAMESPACE/FAMILY`.
     pub family: String,
     pub id: String,
     /// The sum of the refused deltas.
-    pub delta: i64,
-    /// The number of the refused deltas.
-    pub times: u64,
+    #[serde(serialize_with = "number_or_text")]
+    pub delta: i128,
     pub reason: String,
     /// The time of the first refusal in Unix seconds.
     pub at: u64,
+    /// The number of refused retries.
+    pub retries: u64,
+    /// The time of the next retry in Unix seconds; `None` if no row can ever have the id.
+    pub retry_at: Option<u64>,
+}
+
+/// Serializes a number, as text if it is outside the signed 64-bit range.
+fn number_or_text<S: Serializer>(number: &i128, serializer: S) -> Result<S::Ok, S::Error> {
+    match i64::try_from(*number) {
+        Ok(number) => serializer.serialize_i64(number),
+        Err(_) => serializer.collect_str(number),
+    }
 }
 
 impl RejectView {
     pub fn all(rejects: Vec<Reject>) -> Vec<Self> {
         let view = |reject: Reject| RejectView {
-            number: reject.number,
             family: format!("{}/{}", reject.namespace, reject.family),
             id: reject.id,
             delta: reject.delta,
-            times: reject.times,
             reason: reject.reason,
-            at: unix_seconds(reject.at),
+            at: unix_seconds(reject.first_at),
+            retries: reject.retries,
+            retry_at: reject.retry_at.map(unix_seconds),
         };
         rejects.into_iter().map(view).collect()
     }

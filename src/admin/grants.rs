@@ -45,7 +45,7 @@ pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<
         let privileges = match (writes, inserts) {
             (false, _) => "SELECT",
             (true, false) => "SELECT, UPDATE",
-            // old rejects are deleted
+            // a reject that its row took is deleted
             (true, true) if table == rejects => "SELECT, INSERT, UPDATE, DELETE",
             (true, true) => "SELECT, INSERT, UPDATE",
         };

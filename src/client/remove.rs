@@ -39,14 +39,14 @@ impl Counterfoil {
     /// First stop the processes that have the family open or serve it, and drain it.
     /// Nothing is removed while an epoch is
     /// younger than three minutes or hits wait; both are checked in the step that deletes. Nor is
-    /// anything removed while [rejects](crate::MysqlStore::rejects) of the family are open: they
+    /// anything removed while [rejects](crate::MysqlStore::rejects) of the family exist: they
     /// are hits too. Apply or discard them first.
     ///
     /// A call that fails or is interrupted may be repeated.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) if no such family is registered;
-    /// [`Busy`](ErrorKind::Busy) if the family is used, hits wait or rejects are open: nothing more
+    /// [`Busy`](ErrorKind::Busy) if the family is used, hits wait or it has rejects: nothing more
     /// was removed.
     pub async fn remove(&self, family: &Family) -> Result<()> {
         let Registered { family, number, .. } = self.call_homes(family, Calls::Delete).await?;

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use self::kind::Kind;
 use crate::error::{Error, Result};
 use crate::family::row_id::Columns;
-use crate::family::table::{Missing, Table};
+use crate::family::table::Table;
 
 /// A named group of counters of one kind with one configuration, in one namespace
 /// (docs/protocol.md, section 2). [`Counterfoil::open`](crate::Counterfoil::open) takes its
@@ -190,14 +190,14 @@ impl Family {
     pub(crate) fn makes_rows(&self) -> bool {
         self.table
             .as_ref()
-            .is_none_or(|table| table.missing == Missing::Insert)
+            .is_none_or(|table| table.missing.inserts())
     }
 
-    /// Returns true if a delta without a row is dropped.
+    /// Returns true if a delta is dropped that has no row, or whose row has no parent.
     pub(crate) fn drops_without_row(&self) -> bool {
         self.table
             .as_ref()
-            .is_some_and(|table| table.missing == Missing::Drop)
+            .is_some_and(|table| table.missing.drops())
     }
 
     /// Refuses an id that the family cannot count: empty, over 255 bytes, or not a row of its

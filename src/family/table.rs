@@ -48,12 +48,26 @@ pub(crate) enum Missing {
     /// A new row with the delta.
     #[serde(rename = "upsert")]
     Insert,
+    /// A new row with the delta. If a foreign key of the row refers to nothing, it is dropped and
+    /// counted.
+    #[serde(rename = "upsert-or-drop")]
+    InsertOrDrop,
     /// A reject, because the application creates the rows.
     #[serde(rename = "update")]
     Reject,
     /// Nothing: it is dropped and counted.
     #[serde(rename = "update-or-drop")]
     Drop,
+}
+
+impl Missing {
+    pub(crate) fn inserts(self) -> bool {
+        matches!(self, Missing::Insert | Missing::InsertOrDrop)
+    }
+
+    pub(crate) fn drops(self) -> bool {
+        matches!(self, Missing::Drop | Missing::InsertOrDrop)
+    }
 }
 
 /// Returns true if MySQL accepts it as the name of a table, with or without its schema.
@@ -95,6 +109,17 @@ impl Table {
     /// `shop.visitors`.
     pub fn upsert(name: impl Into<String>) -> Self {
         Table::new(name, Missing::Insert)
+    }
+
+    /// Describes a table like [`upsert`](Self::upsert), but a delta is dropped if a foreign key of its
+    /// new row refers to a row that does not exist, and counted in
+    /// [`WITHOUT_ROW`](crate::metrics::WITHOUT_ROW): for ids that anyone can make up, such as those of
+    /// products in the paths of requests. A hit that arrives before the other row is lost.
+    ///
+    /// A family may change from one to the other, as with
+    /// [`update_or_drop`](Self::update_or_drop).
+    pub fn upsert_or_drop(name: impl Into<String>) -> Self {
+        Table::new(name, Missing::InsertOrDrop)
     }
 
     /// Describes a table whose rows the application creates: a delta without a row goes to the
@@ -184,8 +209,8 @@ impl Table {
     /// beside the family.
     pub(crate) fn describe(&self) -> String {
         let verb = match self.missing {
-            Missing::Insert => "upsert",
-            // either may be changed into the other
+            // one that drops may be changed into one that does not, and back
+            Missing::Insert | Missing::InsertOrDrop => "upsert",
             Missing::Reject | Missing::Drop => "update",
         };
         let keys: Vec<_> = self

@@ -1,4 +1,4 @@
-//! Retries of open rejects, so that those whose causes are gone are applied.
+//! Retries of rejects, so that those whose reasons are gone are added to their rows.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,25 +9,28 @@ use crate::reconciler::flush::Flusher;
 use crate::reconciler::step::Step;
 
 /// The pause between retries.
-const PAUSE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_secs(5);
+/// The pause while further retries are due.
+const SHORT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Retries the rejects of the families in use again and again, a page at a time.
+/// Retries the due rejects of the families in use again and again, a page of each family at a time.
 pub async fn retry_rejects(flusher: Arc<Flusher>) {
     let shared = &flusher.shared;
     let Some(mysql) = shared.store.as_mysql() else {
         return;
     };
-    let mut after = 0;
     loop {
         let retry = async {
             let families = shared.opened();
             let registered: Vec<_> = families.iter().filter_map(|one| one.known()).collect();
-            let (next, closed) = mysql.close_rejects(&registered, after).await?;
-            after = next;
-            closed
+            mysql.retry_due(&registered).await
         };
         // boxed to keep the task small
-        let _ = flusher.noted(Step::Rejects, Box::pin(retry)).await;
-        sleep(PAUSE).await;
+        let has_more = flusher.noted(Step::Rejects, Box::pin(retry)).await;
+        sleep(match has_more {
+            Ok(true) => SHORT_PAUSE,
+            _ => PAUSE,
+        })
+        .await;
     }
 }

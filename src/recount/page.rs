@@ -14,7 +14,7 @@ use crate::recount::movement::Cuts;
 use crate::recount::recounting::{Mode, RecountIds, Recounting};
 use crate::recount::verdict::{self, Proof};
 use crate::scripts::cached::Deleted;
-use crate::store::mysql::{Cursor, Drifted, IdPage, Rejections, Run};
+use crate::store::mysql::{Cursor, Drifted, IdPage, Run};
 use crate::store::{ReadFrom, Store};
 use crate::testing::ablation::{self, Guard};
 
@@ -28,7 +28,6 @@ const SAVING: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Before {
     values: Vec<(String, i64)>,
-    rejections: Rejections,
     /// The last cuts at the begin of the round, if rows are also deleted.
     cuts: Option<Cuts>,
 }
@@ -41,7 +40,6 @@ pub struct Page {
     /// The number of ids whose values equal their rows. No later value can prove a difference for
     /// them.
     pub(super) same: u64,
-    rejections: Rejections,
     cuts: Option<Cuts>,
     pub(super) counted: Instant,
     /// The position of the run once this page is done.
@@ -55,7 +53,6 @@ pub struct Difference {
     checked: u64,
     pub(super) drifted: Vec<Drifted>,
     pub(super) busy: Vec<String>,
-    rejections: Rejections,
 }
 
 impl Recounting {
@@ -111,8 +108,7 @@ impl Recounting {
 
     /// Takes the first step: reads the values, and leaves out counters that are too large.
     pub async fn before(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Before> {
-        let (family, wanted) = (&self.handle.registered().await?, borrowed_ids(&ids));
-        let rejections = self.mysql.rejections(family, &wanted).await?;
+        let wanted = borrowed_ids(&ids);
         let values = self.values(&wanted).await?;
         let values = ids
             .into_iter()
@@ -121,7 +117,6 @@ impl Recounting {
             .filter(|(_, value)| *value <= self.plan.largest);
         Ok(Before {
             values: values.collect(),
-            rejections,
             cuts,
         })
     }
@@ -145,11 +140,7 @@ impl Recounting {
 
     /// Takes the second step: counts the rows.
     pub async fn count(&self, before: Before) -> Result<Page> {
-        let Before {
-            values,
-            rejections,
-            cuts,
-        } = before;
+        let Before { values, cuts } = before;
         let ids: Vec<_> = values.iter().map(|(id, _)| id.as_str()).collect();
         let rows = self.rows(&ids).await?;
         let (all, counted) = (ids.len(), Instant::now());
@@ -161,7 +152,6 @@ impl Recounting {
         Ok(Page {
             same: (all - differing.len()) as u64,
             differing,
-            rejections,
             cuts,
             counted,
             until: None,
@@ -183,7 +173,6 @@ impl Recounting {
         };
         let mut difference = Difference {
             checked: page.same,
-            rejections: page.rejections.clone(),
             ..Difference::default()
         };
         for (index, (id, before, rows)) in page.differing.iter().enumerate() {
@@ -288,11 +277,8 @@ impl Recounting {
             return Ok(Some(Vec::new()));
         }
         let family = &self.handle.registered().await?;
-        let (drifted, rejections) = (&difference.drifted, &difference.rejections);
-        let noted = self
-            .mysql
-            .correct(family, run, drifted.clone(), rejections.clone())
-            .await?;
+        let drifted = difference.drifted.clone();
+        let noted = self.mysql.correct(family, run, drifted).await?;
         if let Some(noted) = noted.as_ref().filter(|_| self.family().is_cached()) {
             let noted = noted.iter().map(|one| (&*one.id, one.delta));
             self.forget(noted).await?;

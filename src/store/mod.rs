@@ -98,8 +98,9 @@ pub struct Applied {
     pub rows: u64,
     /// The number of deltas that went to the rejects.
     pub rejected: u64,
-    /// The number of deltas without a row that were dropped, as
-    /// [`Table::update_or_drop`](crate::Table::update_or_drop) asks for.
+    /// The number of deltas without a row, or whose row has no parent, that were dropped, as
+    /// [`Table::update_or_drop`](crate::Table::update_or_drop) and
+    /// [`Table::upsert_or_drop`](crate::Table::upsert_or_drop) ask for.
     pub dropped: u64,
 }
 
@@ -242,7 +243,7 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// Up to `max_rows` ids are taken, by default as many as the store considers a short
     /// transaction. The ledger advances to the last id taken, or to complete. A delta that the
-    /// database refuses is kept as a reject with its batch and the reason, in the same transaction.
+    /// database refuses is kept as a reject with the reason, in the same transaction.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store): nothing was kept, or it is unknown whether the

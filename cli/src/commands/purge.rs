@@ -9,17 +9,12 @@ use crate::output::{confirm, count};
 use crate::pair;
 
 fn line((pair, purged): &(&str, Purged)) -> String {
-    let rejects = count(
-        purged.rejects,
-        "reject that is done",
-        "rejects that are done",
-    );
     let recounts = count(purged.recounts, "recount", "recounts");
     let drift = count(purged.drift, "difference", "differences");
-    format!("pair {pair}: {rejects}, {recounts} with {drift}")
+    format!("pair {pair}: {recounts} with {drift}")
 }
 
-/// Deletes rejects that are done, and former recounts, older than `keep_history` of their pair.
+/// Deletes former recounts, older than `keep_history` of their pair.
 pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, Failure> {
     let mut found = Vec::new();
     for pair in &context.config.pairs {
@@ -42,7 +37,6 @@ pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, 
     let json = |(pair, purged): &(&str, Purged)| {
         json!({
             "pair": pair,
-            "rejects": purged.rejects,
             "recounts": purged.recounts,
             "drift": purged.drift,
         })

@@ -1,9 +1,8 @@
 //! Rejects: changes that rows refused, to list, retry or discard.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use counterfoil::MysqlStore;
-use counterfoil::admin::Retried;
 use serde::Serialize;
 use serde_json::json;
 
@@ -16,6 +15,8 @@ use crate::view::RejectView;
 
 /// The number of rejects in a read.
 const PAGE: u64 = 1000;
+/// The number of refused rejects of a family that a retry prints.
+const REFUSED: u64 = 10;
 
 pub async fn execute(context: &Context, command: Rejects) -> Result<Exit, Failure> {
     match command {
@@ -39,7 +40,7 @@ struct Listed<'a> {
 async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
     let mut listed = Vec::new();
     for pair in &context.config.pairs {
-        let rejects = open_rejects(&pair::store(pair), limit, family).await;
+        let rejects = read(&pair::store(pair), family, limit).await;
         let rejects = rejects.map_err(Failure::of_pair(&pair.name))?;
         listed.push((pair.name.as_str(), rejects));
     }
@@ -63,169 +64,125 @@ fn print_rejects(
         let row = |Listed { pair, reject }: &Listed<'_>| {
             [
                 (*pair).to_owned(),
-                reject.number.to_string(),
                 reject.family.clone(),
                 format!("{:?}", reject.id),
                 reject.delta.to_string(),
-                reject.times.to_string(),
+                reject.retries.to_string(),
                 moment(reject.at),
                 reject.reason.clone(),
             ]
         };
         let heads = [
-            "PAIR", "NUMBER", "FAMILY", "ID", "DELTA", "TIMES", "SINCE", "REASON",
+            "PAIR", "FAMILY", "ID", "DELTA", "RETRIES", "SINCE", "REASON",
         ];
         let rows: Vec<_> = listed.iter().map(row).collect();
         table(&heads, &rows)
     })
 }
 
-/// Returns the first `limit` open rejects of a family, or of all families, ascending.
-async fn open_rejects(
+/// Returns the first `limit` rejects of a family, or of all families.
+async fn read(
     store: &MysqlStore,
-    limit: u64,
     family: Option<&str>,
+    limit: u64,
 ) -> Result<Vec<RejectView>, Failure> {
-    let (mut open, mut after) = (Vec::new(), 0);
+    let (mut all, mut after) = (Vec::new(), None);
     loop {
-        let page = store.rejects(after, PAGE).await?;
-        let is_last = (page.len() as u64) < PAGE;
-        after = page.last().map_or(after, |reject| reject.number);
-        let page = RejectView::all(page).into_iter();
-        open.extend(page.filter(|reject| family.is_none_or(|family| reject.family == family)));
-        if is_last || open.len() as u64 >= limit {
-            open.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-            return Ok(open);
+        let wanted = PAGE.min(limit - all.len() as u64);
+        let page = store.rejects(family, after.as_deref(), wanted).await?;
+        let is_last = (page.len() as u64) < wanted;
+        after = page.last().map(|reject| reject.cursor.clone());
+        all.extend(RejectView::all(page));
+        if is_last || all.len() as u64 == limit {
+            return Ok(all);
         }
     }
 }
 
-/// Returns the open rejects that the command line names, and the numbers that match none.
-async fn select(store: &MysqlStore, which: &Which) -> Result<(Vec<RejectView>, Vec<u64>), Failure> {
-    if which.numbers.is_empty() {
-        let rejects = open_rejects(store, u64::MAX, which.family.as_deref()).await?;
-        return Ok((rejects, Vec::new()));
-    }
-    let (mut selected, mut not_found) = (Vec::new(), Vec::new());
-    for &number in BTreeSet::from_iter(&which.numbers) {
-        match open_reject(store, number).await? {
-            Some(reject) => selected.push(reject),
-            None => not_found.push(number),
-        }
-    }
-    Ok((selected, not_found))
+/// Returns the families that the command line names, each with the number of its rejects.
+async fn families(store: &MysqlStore, which: &Which) -> Result<BTreeMap<String, u64>, Failure> {
+    let overview = store.overview().await?.into_iter();
+    let families = overview.map(|one| (format!("{}/{}", one.namespace, one.family), one.rejects));
+    let wanted = which.family.as_deref();
+    let is_wanted = |(family, rejects): &(String, u64)| {
+        *rejects > 0 && wanted.is_none_or(|wanted| family == wanted)
+    };
+    Ok(families.filter(is_wanted).collect())
 }
 
-/// Returns the reject with this number, if it is open.
-async fn open_reject(store: &MysqlStore, number: u64) -> Result<Option<RejectView>, Failure> {
-    let found = store.rejects(number.saturating_sub(1), 1).await?;
-    let mut found = RejectView::all(found).into_iter();
-    Ok(found.find(|reject| reject.number == number))
+impl Which {
+    /// Returns the ids; `None` for all.
+    fn ids(&self) -> Option<Vec<&str>> {
+        let ids = || self.ids.iter().map(|id| &**id).collect();
+        (!self.ids.is_empty()).then(ids)
+    }
 }
 
-/// The outcome of a retry, by the rejects' numbers.
+/// The numbers of rejects by the outcome of their retry.
 #[derive(Default, Serialize)]
 struct Outcome {
-    applied: Vec<u64>,
-    /// Rejects that another process had applied or discarded.
-    done_before: Vec<u64>,
-    /// Rejects that were refused again, with the new reasons.
-    refused: Vec<RejectView>,
-    /// Rejects that cannot be applied, because this version does not know their family or its table
-    /// differs from its description.
-    left: Vec<Left>,
-    /// Numbers that match no open reject.
-    not_found: Vec<u64>,
+    applied: u64,
+    /// Refused again.
+    refused: u64,
+    /// Their rows are locked.
+    left: u64,
+    /// Families whose rejects cannot be applied, because this version does not know their settings,
+    /// or their tables differ from their descriptions.
+    failed: Vec<FailedFamily>,
+    #[serde(skip)]
+    still: Vec<RejectView>,
 }
 
 #[derive(Serialize)]
-struct Left {
+struct FailedFamily {
     family: String,
-    numbers: Vec<u64>,
     why: String,
 }
 
 async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
-    let pair = context.pair()?;
-    let store = pair::store(pair);
-    let (selected, not_found) = select(&store, which).await?;
-    let mut outcome = apply(&store, selected).await?;
-    outcome.not_found = not_found;
-    context.output.print(&outcome, |outcome| {
-        let mut lines = vec![format!("applied: {}", outcome.applied.len())];
-        if !outcome.done_before.is_empty() {
-            let number = outcome.done_before.len();
-            lines.push(format!("already applied or discarded: {number}"));
-        }
-        lines.extend(outcome.refused.iter().map(|reject| {
-            format!(
-                "refused again: {} of {}, {}: {}",
-                reject.number,
-                reject.family,
-                isolated(&format!("{:?}", reject.id)),
-                isolated(&reject.reason)
-            )
-        }));
-        lines.extend(outcome.left.iter().map(|left| {
-            let rejects = count(left.numbers.len() as u64, "reject", "rejects");
-            format!("not applied: {rejects} of {}: {}", left.family, left.why)
-        }));
-        lines.extend(outcome.not_found.iter().map(not_open));
-        lines
-    })?;
-    let is_done =
-        outcome.refused.is_empty() && outcome.left.is_empty() && outcome.not_found.is_empty();
-    Ok(Exit::warning_if(!is_done))
-}
-
-fn not_open(number: &u64) -> String {
-    format!("not an open reject: {number}")
-}
-
-/// Retries each reject once, family by family.
-async fn apply(store: &MysqlStore, rejects: Vec<RejectView>) -> Result<Outcome, Failure> {
-    let mut by_family: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for RejectView { family, number, .. } in rejects {
-        by_family.entry(family).or_default().push(number);
-    }
+    let store = pair::store(context.pair()?);
     let mut outcome = Outcome::default();
-    for (family, numbers) in by_family {
+    for family in families(&store, which).await?.into_keys() {
         let retried = async {
-            let known = registered(store, &family).await?.family;
-            Ok(store.retry_rejects(&known, &numbers).await?)
+            let known = registered(&store, &family).await?.family;
+            Ok(store.retry_rejects(&known, which.ids().as_deref()).await?)
         };
         match retried.await {
             Ok(retried) => {
-                for (number, retried) in numbers.into_iter().zip(retried) {
-                    match retried {
-                        Retried::Applied => outcome.applied.push(number),
-                        Retried::Refused => {
-                            outcome.refused.extend(open_reject(store, number).await?);
-                        }
-                        Retried::AppliedBefore | Retried::Discarded | Retried::NotFound => {
-                            outcome.done_before.push(number);
-                        }
-                    }
+                outcome.applied += retried.applied;
+                outcome.refused += retried.refused;
+                outcome.left += retried.left;
+                if retried.refused > 0 {
+                    outcome
+                        .still
+                        .extend(read(&store, Some(&family), REFUSED).await?);
                 }
             }
-            Err(Failure { message: why, .. }) => {
-                // earlier ones may be applied
-                let open = open_rejects(store, u64::MAX, Some(&family)).await.ok();
-                let is_open = |number: &u64| {
-                    let open = open.as_ref();
-                    open.is_none_or(|open| open.iter().any(|reject| reject.number == *number))
-                };
-                let (numbers, applied): (Vec<_>, Vec<_>) = numbers.into_iter().partition(is_open);
-                outcome.applied.extend(applied);
-                outcome.left.push(Left {
-                    family,
-                    numbers,
-                    why,
-                });
-            }
+            Err(Failure { message: why, .. }) => outcome.failed.push(FailedFamily { family, why }),
         }
     }
-    Ok(outcome)
+    context.output.print(&outcome, |outcome| {
+        let mut lines = vec![format!("applied: {}", outcome.applied)];
+        if outcome.refused > 0 {
+            lines.push(format!("refused again: {}", outcome.refused));
+        }
+        lines.extend(outcome.still.iter().map(|reject| {
+            let id = isolated(&format!("{:?}", reject.id));
+            format!("  {} {id}: {}", reject.family, isolated(&reject.reason))
+        }));
+        if outcome.left > 0 {
+            lines.push(format!(
+                "not applied, because their rows are locked: {}",
+                outcome.left
+            ));
+        }
+        let failed = outcome.failed.iter();
+        lines.extend(failed.map(|one| format!("not applied: {}: {}", one.family, one.why)));
+        lines
+    })?;
+    let is_done = outcome.refused + outcome.left == 0 && outcome.failed.is_empty();
+    let is_found = outcome.applied >= which.ids.len() as u64;
+    Ok(Exit::warning_if(!is_done || !is_found))
 }
 
 async fn discard(
@@ -236,25 +193,29 @@ async fn discard(
 ) -> Result<Exit, Failure> {
     let pair = context.pair()?;
     let store = pair::store(pair);
-    let (selected, not_found) = select(&store, which).await?;
     if dry_run {
-        return print_rejects(context, vec![(&pair.name, selected)]);
+        let mut rejects = read(&store, which.family.as_deref(), u64::MAX).await?;
+        rejects.retain(|reject| which.ids.is_empty() || which.ids.contains(&reject.id));
+        return print_rejects(context, vec![(&pair.name, rejects)]);
     }
-    if which.numbers.is_empty() && !selected.is_empty() {
-        let rejects = count(selected.len() as u64, "reject", "rejects");
+    let families = families(&store, which).await?;
+    if which.ids.is_empty() && !families.is_empty() {
+        let rejects = count(families.values().sum(), "reject", "rejects");
         let name = &pair.name;
         confirm(
             &format!("pair {name}: discard {rejects}, which are then never applied?"),
             yes,
         )?;
     }
-    let numbers: Vec<_> = selected.iter().map(|reject| reject.number).collect();
-    let discarded = store.discard_rejects(&numbers).await?;
-    let result = json!({ "discarded": discarded, "not_found": not_found });
-    context.output.print(&result, |_| {
-        let mut lines = vec![format!("discarded: {}", discarded.len())];
-        lines.extend(not_found.iter().map(not_open));
-        lines
-    })?;
-    Ok(Exit::warning_if(!not_found.is_empty()))
+    let mut discarded = 0;
+    for family in families.into_keys() {
+        let ids = which.ids();
+        discarded += store.discard_rejects(&family, ids.as_deref()).await?;
+    }
+    context
+        .output
+        .print(&json!({ "discarded": discarded }), |_| {
+            vec![format!("discarded: {discarded}")]
+        })?;
+    Ok(Exit::warning_if(discarded < which.ids.len() as u64))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use counterfoil::redis::{ClientTlsConfig, TlsCertificates};
 use counterfoil::sqlx::mysql::MySqlConnectOptions;
-use counterfoil::{Durability, Family, MysqlStore};
+use counterfoil::{Durability, Family};
 use serde::Deserialize;
 
 use super::mysql;
@@ -14,6 +14,9 @@ use super::redis::{RedisPlace, RedisUrls};
 use super::secret::{Hidden, Secrets};
 use super::tls::{NO_TLS, TlsRule, Transport};
 use super::{FamilyConfig, Time};
+
+/// The default of `keep_history`.
+const KEEP_HISTORY: Duration = Duration::from_hours(90 * 24);
 
 /// A pair of Redis and MySQL.
 #[derive(Clone)]
@@ -220,9 +223,7 @@ impl PairEntry {
             serve: self.serve,
             create_tables: self.create_tables,
             allow_evicting: self.allow_evicting,
-            keep_history: self
-                .keep_history
-                .map_or(MysqlStore::REJECTS_KEPT, |time| time.0),
+            keep_history: self.keep_history.map_or(KEEP_HISTORY, |time| time.0),
             families: Vec::new(),
         })
     }

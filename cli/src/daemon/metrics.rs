@@ -188,7 +188,7 @@ fn set_family_gauges(pair: &PairView, now: u64) {
             ),
             (
                 "counterfoil_open_rejects",
-                "rejects neither applied nor discarded",
+                "refused changes that wait for their rows",
                 family.rejects as f64,
             ),
             (

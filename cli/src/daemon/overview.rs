@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use counterfoil::admin::Reject;
 use counterfoil::store::Registered;
@@ -22,8 +22,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Repeated reads of the overview.
 #[derive(Default)]
 pub struct Overviews {
-    /// The newest reject that was seen; `None` before the first read: older ones are only on the page.
-    last_reject: Option<u64>,
+    /// The time of the newest reject that was seen; `None` before the first read: older ones are only
+    /// on the page.
+    last_reject: Option<SystemTime>,
     /// The beginning of a minute, and the number of rejects that were logged in it.
     logged: Option<(Instant, u32)>,
     /// The run, and its number of differences, at the last read of each family's drift.
@@ -72,19 +73,19 @@ impl Overviews {
     /// Logs the new rejects of `latest`, which has the newest first. Those beyond the maximum are only
     /// on the page.
     fn log(&mut self, pair: &str, latest: &[Reject]) {
-        let newest = latest.first().map_or(0, |reject| reject.number);
+        let newest = latest.first().map(|reject| reject.first_at);
+        let newest = newest.unwrap_or(SystemTime::UNIX_EPOCH);
         let last = self.last_reject.unwrap_or(newest);
         self.last_reject = Some(newest.max(last));
         let current = self.logged.filter(|(since, _)| since.elapsed() < MINUTE);
         let (since, mut number) = current.unwrap_or((Instant::now(), 0));
-        for reject in latest.iter().rev().filter(|reject| reject.number > last) {
+        for reject in latest.iter().rev().filter(|reject| reject.first_at > last) {
             if number == MAX_LOGGED {
                 break;
             }
             number += 1;
             tracing::error!(
                 pair,
-                number = reject.number,
                 family = format!("{}/{}", reject.namespace, reject.family),
                 id = reject.id,
                 delta = reject.delta,

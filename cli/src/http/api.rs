@@ -299,7 +299,8 @@ async fn activity(app: AppState, Params(params): Params<ActivityParams>) -> Repl
 #[serde(deny_unknown_fields)]
 struct RejectsParams {
     pair: Option<String>,
-    after: Option<u64>,
+    family: Option<String>,
+    after: Option<String>,
     #[serde(default)]
     limit: Limit,
 }
@@ -309,9 +310,12 @@ async fn rejects(app: AppState, Params(params): Params<RejectsParams>) -> Reply 
     let pair = app.pair(&params.pair)?;
     let counterfoil = connected(pair)?;
     let _permit = read_permit(pair).await?;
-    let after = params.after.unwrap_or(0);
-    let rejects = counterfoil.mysql()?.rejects(after, limit.0.into()).await?;
-    let next = limit.next(&rejects, |reject| reject.number);
+    let (family, after) = (params.family.as_deref(), params.after.as_deref());
+    let rejects = counterfoil
+        .mysql()?
+        .rejects(family, after, limit.0.into())
+        .await?;
+    let next = limit.next(&rejects, |reject| reject.cursor.clone());
     let rejects = RejectView::all(rejects);
     Ok(Json(json!({"rejects": rejects, "next": next})))
 }

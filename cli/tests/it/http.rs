@@ -438,9 +438,9 @@ async fn rejects_are_listed_by_pages_and_flushes_are_a_histogram() {
             == 3
     })
     .await;
-    let (mut found, mut after) = (Vec::new(), json!(0));
-    while !after.is_null() {
-        let page = get(&daemon, &format!("/api/v1/rejects?limit=2&after={after}"))
+    let (mut found, mut after) = (Vec::new(), Some(String::new()));
+    while let Some(cursor) = after {
+        let page = get(&daemon, &format!("/api/v1/rejects?limit=2{cursor}"))
             .await
             .json();
         let rejects = page["rejects"].as_array().unwrap();
@@ -449,9 +449,14 @@ async fn rejects_are_listed_by_pages_and_flushes_are_a_histogram() {
                 .iter()
                 .map(|reject| (reject["id"].to_string(), reject["delta"].as_i64().unwrap())),
         );
-        after = page["next"].clone();
+        after = page["next"].as_str().map(|next| format!("&after={next}"));
     }
-    found.sort();
+    let wrong = get(&daemon, "/api/v1/rejects?after=1").await;
+    assert_eq!(wrong.status, 400, "{}", wrong.body);
+    let other = get(&daemon, "/api/v1/rejects?family=shop/other")
+        .await
+        .json();
+    assert_eq!(other["rejects"], json!([]));
     assert_eq!(
         found,
         [
@@ -1202,8 +1207,7 @@ async fn too_many_reads_are_refused_for_a_moment() {
         sql("UNLOCK TABLES").execute(&mut *lock).await.unwrap();
     };
     let (replies, ()) = tokio::join!(reads, unlock);
-    let (done, refused): (Vec<_>, Vec<_>) =
-        replies.iter().partition(|reply| reply.status == 200);
+    let (done, refused): (Vec<_>, Vec<_>) = replies.iter().partition(|reply| reply.status == 200);
     assert_eq!((done.len(), refused.len()), (2, 4), "{replies:?}");
     for reply in refused {
         assert_eq!(

@@ -462,7 +462,7 @@ async fn outages_of_single_families(stage: &Stage) {
     stage
         .says(Says {
             outage: "a column is too small",
-            page: &["<strong>degraded</strong>", "shop/small has open rejects"],
+            page: &["<strong>degraded</strong>", "shop/small has rejects"],
             api: ("/rejects/0/family", json!("shop/small")),
             metric: ("counterfoil_open_rejects", &[("family", "small")], 1.0),
             ready: "ready\n",

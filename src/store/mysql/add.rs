@@ -4,6 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use sqlx::Row as _;
+
 use super::fault;
 use super::json;
 use super::session::Session;
@@ -15,10 +17,10 @@ use crate::store::Registered;
 const CHUNK: usize = 10_000;
 
 /// The reason for refusing an id that a client in another language wrote.
-pub const NOT_UTF8: &str = "the id is not UTF-8";
+const NOT_UTF8: &str = "the id is not UTF-8";
 
 /// The reason for refusing a delta whose row only the application creates.
-pub const NO_ROW: &str = "no such row";
+const NO_ROW: &str = "no such row";
 
 /// A delta with the row that it goes to.
 pub struct Delta<'b> {
@@ -28,8 +30,43 @@ pub struct Delta<'b> {
     delta: i64,
 }
 
-/// The refused deltas, each by its index in the caller's list and with the reason.
-pub type Refused = BTreeMap<usize, String>;
+/// The refusal of a delta.
+#[derive(Clone)]
+pub struct Refusal {
+    pub reason: String,
+    pub cause: Cause,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// No row can ever have the id.
+    Never,
+    /// The row does not exist, and only the application creates it; or a foreign key of the row refers
+    /// to one that does not exist.
+    Missing,
+    /// Anything else that the row or its table does not accept.
+    Row,
+}
+
+impl Refusal {
+    fn new(cause: Cause, reason: impl Into<String>) -> Self {
+        let reason = reason.into();
+        Refusal { reason, cause }
+    }
+
+    fn of(error: &sqlx::Error) -> Self {
+        let is_missing = fault::is_orphan(error);
+        let cause = if is_missing {
+            Cause::Missing
+        } else {
+            Cause::Row
+        };
+        Refusal::new(cause, fault::message(error))
+    }
+}
+
+/// The refused deltas, each by its index in the caller's list.
+pub type Refused = BTreeMap<usize, Refusal>;
 
 /// Finds the rows of the ids, which clients in other languages may have written. Refuses an id that
 /// matches no row.
@@ -48,27 +85,24 @@ pub fn deltas<'b>(
     for (index, id, delta) in ids {
         match key(id) {
             Ok(key) => deltas.push(Delta { index, key, delta }),
-            Err(reason) => drop(refused.insert(index, reason)),
+            Err(reason) => drop(refused.insert(index, Refusal::new(Cause::Never, reason))),
         }
     }
     deltas
 }
 
-/// Adds deltas of one family to their rows, unless it refuses them. If it does not wait, it leaves
-/// out those whose rows another transaction has locked, and returns their indexes.
+/// Adds deltas of one family to their rows, unless it refuses them. Leaves out those whose rows
+/// another transaction has locked, and returns their indexes.
 pub async fn add_unlocked<'b>(
     transaction: &mut Session,
     family: &Registered,
     target: &Target,
     ids: impl IntoIterator<Item = (usize, &'b [u8], i64)>,
-    waits: bool,
     refused: &mut Refused,
 ) -> Result<BTreeSet<usize>, sqlx::Error> {
-    let (mut deltas, mut locked) = (deltas(family, ids, refused), BTreeSet::new());
-    if !waits {
-        locked = lock_free(transaction, target, &deltas).await?;
-        deltas.retain(|delta| !locked.contains(&delta.index));
-    }
+    let mut deltas = deltas(family, ids, refused);
+    let locked = lock_free(transaction, target, &deltas).await?;
+    deltas.retain(|delta| !locked.contains(&delta.index));
     add(transaction, target, deltas, refused).await?;
     Ok(locked)
 }
@@ -143,8 +177,9 @@ enum Way {
 ///
 /// If a statement fails because of one of its rows, InnoDB undoes it. An upsert fails if a new row
 /// could not hold the delta, even if the row exists and can hold the sum, so the rows that exist
-/// are then updated. The others are bisected, down to the single row: among 10,000 rows, one bad
-/// row costs about 42 more statements.
+/// are then updated. Of the others, those whose foreign keys refer to missing rows are skipped
+/// together. If there are other reasons, they are bisected, down to the single row: among 10,000
+/// rows, one bad row costs about 42 more statements.
 pub async fn add(
     transaction: &mut Session,
     target: &Target,
@@ -157,7 +192,7 @@ pub async fn add(
             let column = target.too_short(&delta.key);
             if let Some(column) = column {
                 let reason = format!("the id is too long for column {column}");
-                refused.insert(delta.index, reason);
+                refused.insert(delta.index, Refusal::new(Cause::Row, reason));
             }
             column.is_none()
         });
@@ -172,26 +207,42 @@ pub async fn add(
         if step.rows.is_empty() {
             continue;
         }
-        let reason = match step.way {
+        let refusal = match step.way {
             Way::Find if target.inserts => {
-                format!("no such row, and {} takes no negative number", target.value)
+                let reason = format!("no such row, and {} takes no negative number", target.value);
+                Refusal::new(Cause::Row, reason)
             }
-            Way::Find => NO_ROW.to_owned(),
+            Way::Find => Refusal::new(Cause::Missing, NO_ROW),
             Way::Upsert | Way::Update => match step.write(transaction, target).await {
                 Ok(()) => {
                     let deltas = step.rows.iter().map(|row| row.deltas.len() as u64);
                     added += deltas.sum::<u64>();
                     continue;
                 }
-                Err(error) if fault::blames_row(&error) => fault::message(&error),
+                Err(error) if fault::blames_row(&error) => Refusal::of(&error),
                 Err(error) => return Err(error),
             },
         };
         let (way, is_single) = (step.way, step.rows.len() == 1);
-        let (found, rows) = match way {
+        let (found, mut rows) = match way {
             Way::Update => (Vec::new(), step.rows),
             Way::Find | Way::Upsert => step.find(transaction, target).await?,
         };
+        if way == Way::Upsert && refusal.cause == Cause::Missing && !is_single {
+            let bulk = Bulk { way, rows };
+            let inserted = bulk.insert_children(transaction, target).await?;
+            rows = bulk.rows;
+            if let Some(inserted) = inserted {
+                for (row, is_inserted) in rows.drain(..).zip(inserted) {
+                    let indexes = row.deltas.iter().map(|delta| delta.index);
+                    if is_inserted {
+                        added += row.deltas.len() as u64;
+                    } else {
+                        refused.extend(indexes.map(|index| (index, refusal.clone())));
+                    }
+                }
+            }
+        }
         match way {
             Way::Find if target.is_numbered => steps.push(Bulk {
                 way: Way::Upsert,
@@ -205,7 +256,7 @@ pub async fn add(
             _ => {
                 for row in rows {
                     match row.deltas {
-                        [one] => drop(refused.insert(one.index, reason.clone())),
+                        [one] => drop(refused.insert(one.index, refusal.clone())),
                         several => steps.extend(one_by_one(target, several)),
                     }
                 }
@@ -282,6 +333,55 @@ impl<'d, 'b> Bulk<'d, 'b> {
             .partition(|_| is_found.next() == Some(true)))
     }
 
+    /// Upserts the rows whose foreign keys refer to existing rows. Returns for each row whether it was
+    /// upserted, or `None`, without an effect, if rows were refused for other reasons too.
+    ///
+    /// INSERT IGNORE skips a row that it cannot insert, with a warning. But it also clips values that
+    /// do not fit, with a warning. So every row that is missing afterwards must account for one
+    /// warning, and there must be no other.
+    async fn insert_children(
+        &self,
+        transaction: &mut Session,
+        target: &Target,
+    ) -> Result<Option<Vec<bool>>, sqlx::Error> {
+        const WARNINGS: &str = "SHOW WARNINGS; SELECT CAST(@@warning_count AS SIGNED)";
+        if self.rows.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let savepoint = |begin: &str| format!("{begin}SAVEPOINT counterfoil_children");
+        transaction.packet(savepoint(""), 1).await?;
+        let insert = target.upsert_some.clone().bind_rows(self.given());
+        match transaction.execute(insert).await {
+            Ok(_) => {}
+            // a trigger's error is not ignored, and undid the statement
+            Err(error) if fault::blames_row(&error) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let mut warnings = transaction.packet(WARNINGS.to_owned(), 2).await?;
+        let count: i64 = warnings.pop().map_or(Ok(-1), |count| count.try_get(0))?;
+        let mut are_orphans = true;
+        for warning in &warnings {
+            let number: u32 = warning.try_get(1)?;
+            are_orphans &= u16::try_from(number).is_ok_and(fault::is_orphan_number);
+        }
+        let keys: Vec<_> = self.rows.iter().map(RowDelta::key).collect();
+        let is_inserted = find(transaction, &target.lock, &keys).await?;
+        let skipped = is_inserted.iter().filter(|inserted| !**inserted).count();
+        if are_orphans && i64::try_from(skipped) == Ok(count) {
+            return Ok(Some(is_inserted));
+        }
+        transaction.packet(savepoint("ROLLBACK TO "), 1).await?;
+        Ok(None)
+    }
+
+    /// Returns the rows as a statement takes them: the delta and the key.
+    fn given(&self) -> impl Iterator<Item = Vec<Segment<'b>>> {
+        self.rows.iter().map(|row| {
+            let sum = Segment::Number(row.sum.into());
+            [&[sum], row.key()].concat()
+        })
+    }
+
     async fn write(&self, transaction: &mut Session, target: &Target) -> Result<(), sqlx::Error> {
         let rows = &self.rows;
         let statement = match (self.way, &target.bulk_upsert) {
@@ -296,10 +396,7 @@ impl<'d, 'b> Bulk<'d, 'b> {
                 } else {
                     &target.update
                 };
-                text.clone().bind_rows(rows.iter().map(|row| {
-                    let sum = Segment::Number(row.sum.into());
-                    [&[sum], row.key()].concat()
-                }))
+                text.clone().bind_rows(self.given())
             }
         };
         let changed = transaction.execute(statement).await?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::MysqlStore;
-use super::add::{self, Delta, Refused};
+use super::add::{self, Cause, Delta, Refused};
 use super::families;
 use super::fault;
 use super::ledger::{self, Locked};
@@ -156,12 +156,12 @@ impl UnitOfWork for Apply {
             .flat_map(|step| step.deltas.iter().map(|delta| (step.batch, delta)))
             .collect();
         let rejected = refused.iter();
-        let rejected = rejected.map(|(index, reason)| {
+        let rejected = rejected.map(|(index, refusal)| {
             let (batch, delta) = taken[*index];
-            (batch, delta, reason)
+            (batch, delta, refusal)
         });
-        let is_dropped = |(batch, _, reason): &rejects::Rejected<'_>| {
-            *reason == add::NO_ROW && batch.family.family.drops_without_row()
+        let is_dropped = |(batch, _, refusal): &rejects::Rejected<'_>| {
+            refusal.cause == Cause::Missing && batch.family.family.drops_without_row()
         };
         let (dropped, rejected): (Vec<_>, Vec<_>) = rejected.partition(is_dropped);
         rejects::write(transaction, &rejected).await?;

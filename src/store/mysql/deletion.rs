@@ -1,5 +1,4 @@
-//! The deletion of families, and of records that only tell what happened: rejects that are done,
-//! and former recounts.
+//! The deletion of families, and of the records of former recounts.
 
 use std::time::Duration;
 
@@ -17,15 +16,13 @@ const ROWS: u64 = 10_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Purged {
-    /// Rejects that were applied or discarded.
-    pub rejects: u64,
     /// Recounts that ended. The last one of each family is kept.
     pub recounts: u64,
     /// The differences that these recounts found.
     pub drift: u64,
 }
 
-/// Ends the use of a family's number, unless rejects of it are open. No batch of the family is
+/// Ends the use of a family's number, unless it has rejects. No batch of the family is
 /// applied from then on.
 struct Unregister(Family, u64);
 
@@ -38,42 +35,28 @@ impl UnitOfWork for Unregister {
         const MARK: &str = "UPDATE counterfoil_families SET state = 'removing' WHERE number = ?";
         let by_number = |text| Statement::once(text).bind(self.1);
         transaction.fetch::<()>(by_number(LOCK)).await?;
-        for (open,) in transaction.fetch(count(OPEN_REJECTS, &[self.1])).await? {
-            refuse_open(&self.0, open).map_err(fault::from_own)?;
+        for (rejects,) in transaction.fetch(count(REJECTS, &[self.1])).await? {
+            refuse_rejects(&self.0, rejects).map_err(fault::from_own)?;
         }
         transaction.execute(by_number(MARK)).await.map(drop)
     }
 }
 
-const OPEN_REJECTS: &str = "counterfoil_rejects WHERE applied_at IS NULL AND family = ?";
+const REJECTS: &str = "counterfoil_rejects WHERE family = ?";
 
-fn refuse_open(family: &Family, open: u64) -> Result<()> {
-    if open == 0 {
+fn refuse_rejects(family: &Family, rejects: u64) -> Result<()> {
+    if rejects == 0 {
         return Ok(());
     }
     let why = format!(
-        "{family}: {open} reject(s) open, whose hits no row has; apply or discard them first"
+        "{family}: {rejects} reject(s), whose hits no row has; apply or discard them first"
     );
     Err(Error::new(ErrorKind::Busy, why))
 }
 
-const OLD_REJECTS: &str =
-    "counterfoil_rejects WHERE applied_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND";
-
 impl MysqlStore {
-    /// The default of [`keep_rejects`](Self::keep_rejects).
-    pub const REJECTS_KEPT: Duration = Duration::from_hours(90 * 24);
-
-    /// Sets how long reconcilers keep rejects after they were applied or discarded. Defaults to 90
-    /// days.
-    #[must_use]
-    pub fn keep_rejects(mut self, time: Duration) -> Self {
-        self.rejects_kept = time;
-        self
-    }
-
-    /// Deletes records that are older than `age`, in transactions of up to 10,000 rows. Rejects
-    /// that are open and the values of counters stay.
+    /// Deletes the records of recounts that are older than `age`, in transactions of up to 10,000
+    /// rows.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store): some records may be deleted already. Call again.
@@ -102,12 +85,8 @@ impl MysqlStore {
                 self.count(from, numbers).await
             }
         };
-        let age = age.as_secs();
-        let mut old = Purged {
-            rejects: rows(OLD_REJECTS, &[age]).await?,
-            ..Purged::default()
-        };
-        let recounts = Statement::once(RECOUNTS).bind(age);
+        let mut old = Purged::default();
+        let recounts = Statement::once(RECOUNTS).bind(age.as_secs());
         let recounts = self.primary.read("recounts were not read", recounts);
         for (family, run) in recounts.await? {
             let of_run = [family, run];
@@ -119,14 +98,14 @@ impl MysqlStore {
     }
 
     /// Returns whether a removal of the family was interrupted while it deleted rows. Otherwise it
-    /// refuses a family with open rejects.
+    /// refuses a family with rejects.
     pub(crate) async fn is_removing(&self, family: &Family, number: u64) -> Result<bool> {
         let removing = "counterfoil_families WHERE state = 'removing' AND number = ?";
         if self.count(removing, &[number]).await? > 0 {
             return Ok(true);
         }
-        let open = self.count(OPEN_REJECTS, &[number]).await?;
-        refuse_open(family, open).map(|()| false)
+        let rejects = self.count(REJECTS, &[number]).await?;
+        refuse_rejects(family, rejects).map(|()| false)
     }
 
     /// Deletes the rows of a family from counterfoil's tables, except its own row, which is marked
@@ -143,16 +122,6 @@ impl MysqlStore {
         }
         let mark = Statement::once(MARK).bind(number);
         self.primary.transact(failed, mark).await.map(drop)
-    }
-
-    /// Deletes rejects that were done long ago, as far as this user may.
-    pub(super) async fn expire_rejects(&self) {
-        if let Err(error) = self
-            .delete(OLD_REJECTS, &[self.rejects_kept.as_secs()])
-            .await
-        {
-            tracing::debug!(error = %format_args!("{error:#}"), "deleting old rejects failed");
-        }
     }
 
     /// Deletes the rows with these numbers.

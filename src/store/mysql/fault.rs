@@ -73,6 +73,16 @@ pub fn blames_row(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Returns `true` if a row that a foreign key refers to does not exist: 1216 and 1452.
+pub fn is_orphan(error: &sqlx::Error) -> bool {
+    number(error).is_some_and(is_orphan_number)
+}
+
+/// Returns `true` for the number of such an error, or of such a warning.
+pub fn is_orphan_number(number: u16) -> bool {
+    matches!(number, 1216 | 1452)
+}
+
 /// Returns `true` if the transaction conflicted with another one and may succeed when it is tried
 /// again from its start: 1213 (deadlock, also a failed certification of a cluster; already rolled
 /// back by the server) and 3101 (the same of group replication), 1205 (lock wait timeout; still

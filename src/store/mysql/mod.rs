@@ -33,7 +33,7 @@ use sqlx::MySqlPool;
 pub use self::deletion::Purged;
 pub(crate) use self::list::IdPage;
 pub use self::overview::{Overview, RecountRun};
-pub(crate) use self::recount::{Begin, Begun, Cursor, Drifted, Rejections, RunState};
+pub(crate) use self::recount::{Begin, Begun, Cursor, Drifted, RunState};
 pub use self::recount::{Drift, Run};
 pub use self::rejects::{Reject, Retried};
 use self::session::Database;
@@ -77,7 +77,6 @@ pub struct MysqlStore {
     /// families.
     creates_tables: bool,
     has_tables: Arc<AtomicBool>,
-    rejects_kept: Duration,
 }
 
 /// The time for which the definition of a table counts as known.
@@ -105,7 +104,6 @@ impl MysqlStore {
             targets: targets(KNOWN_FOR),
             creates_tables: false,
             has_tables: Arc::default(),
-            rejects_kept: MysqlStore::REJECTS_KEPT,
         }
     }
 

@@ -17,7 +17,7 @@ pub struct Overview {
     pub family: String,
     /// The time when the last part of a batch was applied, in whole seconds; `None` if none was.
     pub last_saved: Option<SystemTime>,
-    /// The number of open rejects.
+    /// The number of rejects.
     pub rejects: u64,
     /// The latest run of its recounts; `None` if there was none.
     pub recount: Option<RecountRun>,
@@ -52,8 +52,7 @@ impl MysqlStore {
         let select = Statement::new(format!(
             "SELECT f.namespace, f.name, \
              (SELECT MAX({}) FROM counterfoil_ledger AS l WHERE l.family = f.number), \
-             (SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects AS o \
-             WHERE o.family = f.number AND o.applied_at IS NULL), \
+             (SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects AS o WHERE o.family = f.number), \
              r.run, r.checked, r.drifted, {}, {}, {} \
              FROM counterfoil_families AS f LEFT JOIN counterfoil_recounts AS r ON r.family = f.number \
              AND r.run = (SELECT MAX(run) FROM counterfoil_recounts AS a WHERE a.family = f.number) \

@@ -92,6 +92,9 @@ pub struct Drift {
     pub at: SystemTime,
 }
 
+/// The condition of a row of `counterfoil_drift` that is a drift, and not a note that rejects were taken.
+const IS_DRIFT: &str = "(d.value_before <> d.row_count OR d.value_after <> d.row_count)";
+
 impl MysqlStore {
     /// Returns up to `limit` counters that a run of the family found different from their rows,
     /// ascending by id, after `after`. `run` is the number from
@@ -107,9 +110,9 @@ impl MysqlStore {
         limit: u64,
     ) -> Result<Vec<Drift>> {
         let select = Statement::new(format!(
-            "SELECT id, value_before, row_count, value_after, delta, note, {} FROM counterfoil_drift \
+            "SELECT id, value_before, row_count, value_after, delta, note, {} FROM counterfoil_drift AS d \
              WHERE family = (SELECT number FROM counterfoil_families WHERE namespace = ? AND name = ?) \
-             AND run = ? AND id > ? ORDER BY id LIMIT ?",
+             AND run = ? AND id > ? AND {IS_DRIFT} ORDER BY id LIMIT ?",
             unix_ms("found_at")
         ));
         let after = after.unwrap_or_default().as_bytes();
@@ -189,23 +192,15 @@ impl MysqlStore {
         Ok(number)
     }
 
-    /// Returns the rejects of these ids.
-    pub(crate) async fn rejections(&self, family: &Registered, ids: &[&str]) -> Result<Rejections> {
-        let select = Rejections::select(family, ids.iter().copied());
-        let rows = self.primary.read("rejects were not read", select);
-        Ok(Rejections::new(rows.await?))
-    }
-
     /// Corrects the drifted counters and records them, each id once per run. Leaves out counters
-    /// with open rejects, or whose rejects changed since `rejections`. Returns those that the run
-    /// has recorded, now or before: the commit may have had no reply. Does nothing and returns
+    /// that have rejects, or had some that were taken since the run began. Returns those that the
+    /// run has recorded, now or before: the commit may have had no reply. Does nothing and returns
     /// `None` if the run is over for this holder.
     pub(crate) async fn correct(
         &self,
         family: &Registered,
         run: &Run,
         drifted: Vec<Drifted>,
-        rejections: Rejections,
     ) -> Result<Option<Vec<Drifted>>> {
         let correct = Correct {
             // read here, because the task may continue on another thread
@@ -214,43 +209,9 @@ impl MysqlStore {
             family: family.clone(),
             run: run.clone(),
             drifted,
-            rejections,
         };
         let failed = "counters were not corrected";
         self.primary.transact(failed, correct).await
-    }
-}
-
-/// The rejects of some counters at one moment, by id: their number, the number of their deltas, and
-/// that of the open ones. Values do not contain rejected hits, which may still be applied.
-#[derive(Clone, Debug, Default)]
-pub struct Rejections(HashMap<Vec<u8>, (u64, u64, u64)>);
-
-impl Rejections {
-    fn select<'i>(family: &Registered, ids: impl Iterator<Item = &'i str>) -> Statement {
-        let select = Statement::new(format!(
-            "SELECT r.id, CAST(COUNT(*) AS UNSIGNED), CAST(SUM(r.times) AS UNSIGNED), \
-             CAST(SUM(r.applied_at IS NULL) AS UNSIGNED) \
-             FROM {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (open_reject) \
-             ON r.family = ? AND r.id = UNHEX({INPUT}.id) GROUP BY r.id",
-            json::table([("id", ID)])
-        ))
-        .bind_rows(ids.map(|id| (hex(id),)));
-        select.bind(family.number)
-    }
-
-    fn new(rows: Vec<(Vec<u8>, u64, u64, u64)>) -> Self {
-        let rows = rows.into_iter();
-        Rejections(
-            rows.map(|(id, all, deltas, open)| (id, (all, deltas, open)))
-                .collect(),
-        )
-    }
-
-    /// Returns whether the id has no open reject, and neither got nor lost any until `now`.
-    fn allow(&self, now: &Rejections, id: &str) -> bool {
-        let [before, now] = [self, now].map(|rejections| rejections.0.get(id.as_bytes()));
-        before == now && now.is_none_or(|(_, _, open)| *open == 0)
     }
 }
 
@@ -335,8 +296,6 @@ struct Correct {
     family: Registered,
     run: Run,
     drifted: Vec<Drifted>,
-    /// The rejects before the values were read.
-    rejections: Rejections,
     out: Option<Guard>,
 }
 
@@ -350,22 +309,25 @@ impl UnitOfWork for Correct {
             if !self.is_held(transaction).await? {
                 return Ok(None);
             }
+            // in this order: a reject that is taken in between is noted
+            let rejected = self.rejected(transaction).await?;
             done = self.done(transaction).await?;
+            if self.out == Some(Guard::RecountRejects) {
+                done.retain(|_, delta| delta.is_some());
+            } else {
+                done.extend(rejected.into_iter().map(|id| (id, None)));
+            }
         }
         let (mut open, mut noted, mut notes) = (Vec::new(), Vec::new(), Vec::new());
         for mut one in self.drifted.iter().cloned() {
-            if let Some(&delta) = done.get(one.id.as_bytes()) {
-                one.delta = delta;
-                noted.push(one);
-            } else {
-                open.push(one);
+            match done.get(one.id.as_bytes()) {
+                None => open.push(one),
+                Some(None) => {}
+                Some(Some(delta)) => {
+                    one.delta = *delta;
+                    noted.push(one);
+                }
             }
-        }
-        if self.out != Some(Guard::RecountRejects) {
-            let ids = open.iter().map(|one| one.id.as_str());
-            let now = transaction.fetch(Rejections::select(&self.family, ids));
-            let now = Rejections::new(now.await?);
-            open.retain(|one| self.rejections.allow(&now, &one.id));
         }
         let to_add = open
             .iter()
@@ -374,14 +336,14 @@ impl UnitOfWork for Correct {
         let ids = to_add.map(|(index, one)| (index, one.id.as_bytes(), one.delta));
         let mut refused = Refused::new();
         let (family, target) = (&self.family, &self.target);
-        let added = add::add_unlocked(transaction, family, target, ids, false, &mut refused);
+        let added = add::add_unlocked(transaction, family, target, ids, &mut refused);
         let locked = added.await?;
         for (index, mut one) in open.into_iter().enumerate() {
             // left for the next run
             if locked.contains(&index) {
                 continue;
             }
-            let reason = refused.get(&index).map(String::as_str);
+            let reason = refused.get(&index).map(|refusal| &*refusal.reason);
             let note = one.only_noted.or(reason);
             if note.is_some() {
                 one.delta = 0;
@@ -433,10 +395,27 @@ impl Correct {
         Ok(!transaction.fetch::<()>(select).await?.is_empty())
     }
 
-    /// Returns the ids that the run has already recorded, with the deltas that it added.
-    async fn done(&self, transaction: &mut Session) -> Result<HashMap<Vec<u8>, i64>, sqlx::Error> {
+    /// Returns the ids that have rejects. Values do not contain these hits, which may still be added.
+    async fn rejected(&self, transaction: &mut Session) -> Result<Vec<Vec<u8>>, sqlx::Error> {
         let select = Statement::new(format!(
-            "SELECT d.id, d.delta FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
+            "SELECT r.id FROM {} STRAIGHT_JOIN {}",
+            json::table([("id", ID)]),
+            rejects::BY_ID
+        ))
+        .bind_rows(self.drifted.iter().map(|one| (hex(&one.id),)))
+        .bind(self.run.family);
+        let rows = transaction.fetch(select).await?.into_iter();
+        Ok(rows.map(|(id,)| id).collect())
+    }
+
+    /// Returns the ids that the run has already recorded, with the deltas that it added; `None` for an
+    /// id whose rejects were taken since the run began.
+    async fn done(
+        &self,
+        transaction: &mut Session,
+    ) -> Result<HashMap<Vec<u8>, Option<i64>>, sqlx::Error> {
+        let select = Statement::new(format!(
+            "SELECT d.id, IF({IS_DRIFT}, d.delta, NULL) FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
              ON d.family = ? AND d.run = ? AND d.id = UNHEX({INPUT}.id)",
             json::table([("id", ID)])
         ))

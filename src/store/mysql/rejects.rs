@@ -1,157 +1,145 @@
-//! Deltas that the database refused: kept with their batch and the reason, so that they never block
-//! the others (docs/protocol.md, section 1, promise 5), until they are retried or discarded.
+//! Deltas that the database refused: one reject for each family and id, which holds their sum and the
+//! last reason, so that they never block the others (docs/protocol.md, section 1, promise 5). It
+//! exists until its row takes the sum, or until it is discarded.
 
-use std::collections::{BTreeSet, HashMap};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::MysqlStore;
-use super::add::{self, NOT_UTF8, Refused};
+use super::add::{self, Cause, Refusal, Refused};
 use super::families;
-use super::fault;
 use super::json::{self, I64, ID, INPUT, U64, hex};
 use super::session::{Session, UnitOfWork};
 use super::statement::{Statement, text, time, unix_ms};
 use super::target::Target;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::store::{Batch, Incarnation, Registered, Store};
+use crate::metrics;
+use crate::store::{Batch, Registered, Store};
 
-/// Deltas of an id that the database refused for the same reason.
+/// The deltas of an id that the database refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reject {
-    /// The number of the reject. Numbers ascend, with gaps.
-    pub number: u64,
     /// The family's namespace.
     pub namespace: String,
     /// The family's name.
     pub family: String,
-    /// The counter's id. A longer one is cut at 255 bytes, and the reason states it.
+    /// The counter's id. One of more than 255 bytes is cut, and bytes that are not UTF-8 are
+    /// replaced.
     pub id: String,
-    /// The sum of the deltas that were not added.
-    pub delta: i64,
-    /// The number of the deltas.
-    pub times: u64,
-    /// The partition that the last of them came from.
-    pub partition: u32,
-    /// The incarnation of its batch.
-    pub incarnation: Incarnation,
-    /// The sequence number of its batch.
-    pub seq: u64,
-    /// The reason, in most cases the server's own words. At most 1024 characters.
+    /// The sum of the deltas.
+    pub delta: i128,
+    /// The reason of the last refusal, in most cases the server's own words. At most 1024
+    /// characters.
     pub reason: String,
-    /// The time of the first delta's refusal, by the database's clock.
-    pub at: SystemTime,
-    /// The time of the last delta's refusal.
+    /// The time of the first refusal, by the database's clock.
+    pub first_at: SystemTime,
+    /// The time of the last refusal.
     pub last_at: SystemTime,
+    /// The number of refused retries.
+    pub retries: u64,
+    /// The time of the next retry; `None` if no row can ever have the id.
+    pub retry_at: Option<SystemTime>,
+    /// The position in the [list](MysqlStore::rejects).
+    pub cursor: String,
 }
 
-/// The outcome of a retried reject.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retried {
-    /// Its delta was added to its row, and it is no longer among the
-    /// [rejects](MysqlStore::rejects).
-    Applied,
-    /// An earlier call applied it. This call did nothing.
-    AppliedBefore,
-    /// The database refused it again. It stays a reject with the new reason.
-    Refused,
-    /// It was [discarded](MysqlStore::discard_rejects). This call did nothing.
-    Discarded,
-    /// The family has no reject of this number.
-    NotFound,
+/// The outcome of a retry of rejects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Retried {
+    /// The number of rejects that their rows took. They exist no longer.
+    pub applied: u64,
+    /// The number of rejects that were refused again. Each has the new reason.
+    pub refused: u64,
+    /// The number of rejects that stay because another transaction has locked their rows.
+    pub left: u64,
 }
 
-/// The maximum number of rejects that a transaction locks.
-const MOST: usize = 10_000;
+/// The maximum number of rejects in a transaction: some may take several statements each.
+const PAGE: usize = 500;
 
-/// The number of rejects that a reconciler retries at a time: some may take several statements
-/// each.
-const PAGE: u64 = 500;
+/// The pause before the first retry. It doubles with each refused one.
+const PAUSE: Duration = Duration::from_secs(5);
+const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
-/// The maximum number of rows in a statement. A reason may have some thousand bytes.
-const CHUNK: usize = 500;
-
-/// The beginning of the reason of a discarded reject.
-const DISCARDED: &str = "discarded: ";
+/// The approximate size of the ids and reasons in a statement, which doubles them.
+const STATEMENT_BYTES: usize = 2_000_000;
 
 const ID_BYTES: usize = 255;
 const REASON_CHARS: usize = 1024;
 
+/// The end of an id that was cut. It is not UTF-8, so no row has such an id.
+const CUT: u8 = 0xff;
+
 /// The reason in a statement's JSON as text.
 pub const REASON: &str = "CONVERT(UNHEX(reason) USING utf8mb4)";
 
-/// A delta of a batch, and the reason for refusing it.
-pub type Rejected<'b> = (&'b Batch, &'b (Vec<u8>, i64), &'b String);
+const NOW: &str = "CURRENT_TIMESTAMP(3)";
 
-/// Adds the refused deltas to the open rejects of their ids and reasons, or inserts new ones.
+/// The rejects of a family that have the ids in a statement's JSON.
+pub const BY_ID: &str = "counterfoil_rejects AS r FORCE INDEX (PRIMARY) \
+     ON r.family = ? AND r.id = UNHEX(counterfoil_input.id)";
+
+/// A delta of a batch, and its refusal.
+pub type Rejected<'b> = (&'b Batch, &'b (Vec<u8>, i64), &'b Refusal);
+
+/// Adds the refused deltas to the rejects of their ids.
 pub async fn write(transaction: &mut Session, refused: &[Rejected<'_>]) -> Result<(), sqlx::Error> {
     let input = json::table([
         ("family", U64),
-        ("cause", U64),
-        ("partition_no", U64),
-        ("incarnation", U64),
-        ("seq", U64),
+        ("pause", U64),
         ("delta", I64),
         ("id", ID),
         ("reason", json::REASON),
     ]);
-    let leave_full = Statement::new(format!(
-        "UPDATE {input} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (open_reject) \
-         ON r.family = {INPUT}.family AND r.id = UNHEX({INPUT}.id) AND r.cause = {INPUT}.cause SET r.cause = NULL \
-         WHERE CAST(r.delta AS DECIMAL(20)) + {INPUT}.delta NOT BETWEEN {} AND {}",
-        i64::MIN,
-        i64::MAX
-    ));
-    let insert = Statement::new(format!(
-        "INSERT INTO counterfoil_rejects (family, cause, partition_no, incarnation, seq, id, delta, reason) \
-         SELECT family, cause, partition_no, incarnation, seq, UNHEX(id), delta, {REASON} FROM {input} \
+    let first_retry =
+        |pause: &str| format!("IF({pause} = 0, NULL, {NOW} + INTERVAL {pause} SECOND)");
+    // further refusals do not change the pauses of retries
+    let upsert = Statement::new(format!(
+        "INSERT INTO counterfoil_rejects (family, id, delta, reason, retry_at) \
+         SELECT family, UNHEX(id), delta, {REASON}, {} FROM {input} \
          ON DUPLICATE KEY UPDATE counterfoil_rejects.delta = counterfoil_rejects.delta + {INPUT}.delta, \
-         counterfoil_rejects.times = counterfoil_rejects.times + 1, \
-         counterfoil_rejects.partition_no = {INPUT}.partition_no, \
-         counterfoil_rejects.incarnation = {INPUT}.incarnation, counterfoil_rejects.seq = {INPUT}.seq, \
-         counterfoil_rejects.last_at = CURRENT_TIMESTAMP(3)"
+         counterfoil_rejects.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4), \
+         counterfoil_rejects.last_at = {NOW}, \
+         counterfoil_rejects.retry_at = IF({INPUT}.pause = 0, NULL, COALESCE(counterfoil_rejects.retry_at, {}))",
+        first_retry("pause"),
+        first_retry(&format!("{INPUT}.pause"))
     ));
-    // a statement has one row for each reject, so that its sum is checked before it is changed
-    let mut rounds: Vec<Vec<_>> = Vec::new();
-    let mut seen: HashMap<_, usize> = HashMap::new();
-    for (batch, (id, delta), reason) in refused {
-        let (family, partition, incarnation) = batch.ledger_key();
-        let (id, reason) = (fitting(id), short(reason));
-        let cause = cause(&reason);
-        let round = seen.entry((family, id, cause)).or_default();
-        if rounds.len() == *round {
-            rounds.push(Vec::new());
-        }
-        rounds[*round].push((
-            family,
-            cause,
-            partition,
-            incarnation,
-            batch.id.seq,
-            delta,
-            hex(id),
-            hex(reason),
-        ));
-        *round += 1;
-    }
-    for mut rows in rounds {
-        // all transactions lock rejects in this order
-        rows.sort_unstable_by(|one, other| (one.0, &one.6).cmp(&(other.0, &other.6)));
-        for chunk in rows.chunks(CHUNK) {
-            let full = leave_full.clone().bind_rows(chunk);
-            transaction.execute(full).await?;
-            transaction.execute(insert.clone().bind_rows(chunk)).await?;
-        }
+    let row = |(batch, (id, delta), refusal): &Rejected<'_>| {
+        let (pause, reason) = (pause(refusal, 0).as_secs(), hex(short(&refusal.reason)));
+        (batch.family.number, pause, *delta, hex(fitting(id)), reason)
+    };
+    let mut rows: Vec<_> = refused.iter().map(row).collect();
+    // all transactions lock rejects in this order
+    rows.sort_unstable_by(|one, other| (one.0, &one.3).cmp(&(other.0, &other.3)));
+    for rows in statements(&rows, |row| row.3.len() + row.4.len()) {
+        let upsert = upsert.clone().bind_rows(rows);
+        transaction.execute(upsert).await?;
     }
     Ok(())
 }
 
-/// Returns a hash of the reason.
-fn cause(reason: &str) -> u64 {
-    let digest = sha1_smol::Sha1::from(reason).digest().bytes();
-    u64::from_be_bytes(std::array::from_fn(|index| digest[index]))
+/// Returns the pause after a refusal, given the number of refused retries; 0 if there is no retry.
+fn pause(refusal: &Refusal, retries: u64) -> Duration {
+    match refusal.cause {
+        Cause::Never => Duration::ZERO,
+        Cause::Missing | Cause::Row => LONGEST_PAUSE.min(PAUSE * (1 << retries.min(16))),
+    }
+}
+
+/// Splits rows into those of each statement.
+fn statements<R>(rows: &[R], digits: impl Fn(&R) -> usize) -> impl Iterator<Item = &[R]> {
+    let mut bytes = 0;
+    rows.chunk_by(move |row, _| {
+        bytes += digits(row) / 2;
+        let fits = bytes < STATEMENT_BYTES;
+        bytes *= usize::from(fits);
+        fits
+    })
 }
 
 /// Cuts the reason to its column.
@@ -159,127 +147,161 @@ pub fn short(reason: &str) -> String {
     reason.chars().take(REASON_CHARS).collect()
 }
 
-/// Cuts the id to its column, between two letters.
-fn fitting(id: &[u8]) -> &[u8] {
-    match std::str::from_utf8(id) {
-        Ok(text) => &id[..text.floor_char_boundary(ID_BYTES)],
-        Err(_) => &id[..id.len().min(ID_BYTES)],
+/// Cuts the id to its column.
+fn fitting(id: &[u8]) -> Cow<'_, [u8]> {
+    if id.len() <= ID_BYTES {
+        return Cow::Borrowed(id);
     }
+    let end = match std::str::from_utf8(id) {
+        Ok(text) => text.floor_char_boundary(ID_BYTES - 1),
+        Err(_) => ID_BYTES - 1,
+    };
+    Cow::Owned([&id[..end], &[CUT]].concat())
 }
 
-/// The resolution of rejects: of any family they are discarded, of one family they are retried.
-struct Resolve {
+/// The rejects of a family that a transaction takes.
+#[derive(Clone, Debug)]
+enum Which {
+    /// A page of those whose retry is due, the newest first.
+    Due,
+    /// A page of those with ids from this one on.
+    From(Vec<u8>),
+    /// Those of these ids.
+    Ids(Vec<String>),
+}
+
+/// A transaction that takes rejects of a family: it adds them to their rows, or discards them.
+/// Leaves out rejects that another transaction has locked.
+struct Take {
+    /// The family's number.
+    family: u64,
+    /// The rows to add them to; `None` to discard them.
     retry: Option<(Registered, Arc<Target>)>,
-    numbers: Vec<u64>,
-    /// Set if the one reject waits for a row that another transaction has locked. Several leave out
-    /// those with such rows.
-    waits: bool,
+    which: Which,
 }
 
-/// The outcome of a resolution.
+/// The effect of a [`Take`].
 #[derive(Default)]
-struct Resolved {
-    /// The number of each reject with its outcome.
-    done: Vec<(u64, Retried)>,
-    /// The numbers of the rejects that were left out.
-    locked: Vec<u64>,
+struct Taken {
+    /// The ids of the rejects that exist no longer, with their deltas.
+    gone: Vec<(Vec<u8>, i128)>,
+    refused: u64,
+    left: u64,
+    /// The last id of a full page.
+    last: Option<Vec<u8>>,
 }
 
-/// A reject as it is kept.
+/// A reject in a [`Take`].
 struct Kept {
-    number: u64,
     id: Vec<u8>,
-    delta: i64,
-    reason: String,
-    is_done: bool,
+    delta: i128,
+    retries: u64,
 }
 
-impl UnitOfWork for Resolve {
-    type Output = Resolved;
-
-    /// A lock timeout comes after the wait for the one row.
-    fn is_repeated(error: &sqlx::Error) -> bool {
-        fault::is_conflict(error) && !fault::is_locked(error)
+impl Kept {
+    /// Returns the part of the sum that one statement adds.
+    fn part(&self) -> i64 {
+        let part = self.delta.clamp(i64::MIN.into(), i64::MAX.into());
+        i64::try_from(part).unwrap_or_default()
     }
+}
 
-    async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
-        if let Some((family, _)) = &self.retry {
-            families::refuse_unregistered(transaction, family, families::SHARED).await?;
+impl UnitOfWork for Take {
+    type Output = Taken;
+
+    async fn run(&self, transaction: &mut Session) -> Result<Taken, sqlx::Error> {
+        // also orders this against the begin of a recount
+        match &self.retry {
+            Some((family, _)) => {
+                families::refuse_unregistered(transaction, family, families::SHARED).await?;
+            }
+            None => {
+                let lock = format!(
+                    "SELECT CAST(number AS UNSIGNED) FROM counterfoil_families WHERE number = ? {}",
+                    families::SHARED
+                );
+                let lock = Statement::new(lock).bind(self.family);
+                transaction.fetch::<(u64,)>(lock).await?;
+            }
         }
-        let kept = self.lock(transaction).await?;
-        let (refused, locked) = self.retry(transaction, &kept).await?;
-        let (mut resolved, mut rows) = (Resolved::default(), Vec::new());
+        let kept = transaction.fetch(self.select()).await?.into_iter();
+        let kept = kept.map(|(id, delta, retries): (_, String, _)| Kept {
+            id,
+            delta: parsed(&delta),
+            retries,
+        });
+        let kept: Vec<_> = kept.collect();
+        let (refused, locked) = self.add(transaction, &kept).await?;
+        let mut taken = Taken::default();
+        if kept.len() == PAGE {
+            taken.last = kept.last().map(|reject| reject.id.clone());
+        }
+        let (mut stay, mut noted) = (Vec::new(), Vec::new());
         for (index, reject) in kept.into_iter().enumerate() {
-            if locked.contains(&index) {
-                resolved.locked.push(reject.number);
-                continue;
-            }
-            let mut reason = reject.reason;
-            let outcome = match refused.get(&index) {
-                _ if reject.is_done && reason.starts_with(DISCARDED) => Retried::Discarded,
-                _ if reject.is_done => Retried::AppliedBefore,
-                _ if self.retry.is_none() => {
-                    reason.insert_str(0, DISCARDED);
-                    Retried::Discarded
+            let (mut added, mut retries, mut wait) = (0, reject.retries, PAUSE);
+            let mut reason = String::new();
+            if let Some(refusal) = refused.get(&index) {
+                taken.refused += 1;
+                retries += 1;
+                wait = pause(refusal, retries);
+                // of an id that was cut it would be another
+                if refusal.cause != Cause::Never {
+                    reason = short(&refusal.reason);
                 }
-                Some(again) => {
-                    reason.clone_from(again);
-                    Retried::Refused
+            } else if locked.contains(&index) {
+                taken.left += 1;
+            } else {
+                noted.push((hex(&reject.id),));
+                added = reject.part();
+                if self.retry.is_none() || i128::from(added) == reject.delta {
+                    taken.gone.push((reject.id, reject.delta));
+                    continue;
                 }
-                None => Retried::Applied,
-            };
-            if !reject.is_done {
-                let is_done = u8::from(outcome != Retried::Refused);
-                rows.push((reject.number, is_done, hex(short(&reason))));
+                taken.left += 1;
             }
-            resolved.done.push((reject.number, outcome));
+            stay.push((retries, wait.as_secs(), added, hex(reject.id), hex(reason)));
         }
-        let columns = [("number", U64), ("done", "INT"), ("reason", json::REASON)];
-        let update = Statement::new(format!(
-            "UPDATE {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number \
-             SET r.applied_at = IF({INPUT}.done = 1, CURRENT_TIMESTAMP(3), NULL), \
-             r.cause = IF({INPUT}.done = 1, NULL, r.cause), \
-             r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
-            json::table(columns)
-        ));
-        for chunk in rows.chunks(CHUNK) {
-            transaction.execute(update.clone().bind_rows(chunk)).await?;
-        }
-        Ok(resolved)
+        self.delete(transaction, &taken.gone).await?;
+        self.keep(transaction, &stay).await?;
+        self.note(transaction, noted).await?;
+        Ok(taken)
     }
 }
 
-impl Resolve {
-    /// Locks the rejects and returns the content of those to retry, or of the open ones. If two
-    /// calls resolve the same reject, the second one waits and finds it marked.
-    async fn lock(&self, transaction: &mut Session) -> Result<Vec<Kept>, sqlx::Error> {
-        let lock = Statement::new(format!(
-            "SELECT r.family, r.number, r.id, r.delta, r.reason, r.applied_at IS NOT NULL FROM {} \
-             STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number FOR UPDATE",
-            json::derived_table([("number", U64)])
-        ));
-        let numbers = self.numbers.iter().map(|number| (number,));
-        let rows = transaction.fetch(lock.bind_rows(numbers)).await?;
-        let kept = |(family, number, id, delta, reason, is_done)| {
-            let (family, is_done): (u64, bool) = (family, is_done);
-            let is_wanted = match &self.retry {
-                Some((retried, _)) => retried.number == family,
-                None => !is_done,
-            };
-            is_wanted.then_some(Kept {
-                number,
-                id,
-                delta,
-                reason,
-                is_done,
-            })
+impl Take {
+    /// Returns the statement that locks and reads the rejects.
+    fn select(&self) -> Statement {
+        let select = |from: &str| {
+            Statement::new(format!(
+                "SELECT r.id, CAST(r.delta AS CHAR), CAST(r.retries AS UNSIGNED) FROM {from} \
+                 FOR UPDATE SKIP LOCKED"
+            ))
         };
-        Ok(rows.into_iter().filter_map(kept).collect())
+        match &self.which {
+            Which::Due => select(&format!(
+                "counterfoil_rejects AS r FORCE INDEX (due) WHERE r.family = ? AND r.retry_at <= {NOW} \
+                 ORDER BY r.retry_at DESC LIMIT {PAGE}"
+            ))
+            .bind(self.family),
+            Which::From(first) => select(&format!(
+                "counterfoil_rejects AS r FORCE INDEX (PRIMARY) WHERE r.family = ? AND r.id >= ? \
+                 ORDER BY r.id LIMIT {PAGE}"
+            ))
+            .bind(self.family)
+            .bind(&first[..]),
+            Which::Ids(ids) => {
+                let ids = ids.iter().map(|id| (hex(fitting(id.as_bytes())),));
+                let input = json::derived_table([("id", ID)]);
+                select(&format!("{input} STRAIGHT_JOIN {BY_ID}"))
+                    .bind_rows(ids)
+                    .bind(self.family)
+            }
+        }
     }
 
-    /// Adds the deltas of the open rejects. Returns those that are refused again, and those that
-    /// are left out.
-    async fn retry(
+    /// Adds the rejects to their rows. Returns those that are refused again, and those whose rows are
+    /// locked.
+    async fn add(
         &self,
         transaction: &mut Session,
         kept: &[Kept],
@@ -288,217 +310,347 @@ impl Resolve {
         let Some((family, target)) = &self.retry else {
             return Ok((refused, BTreeSet::new()));
         };
-        // an id that was cut could be another counter's
-        let is_cut = |reject: &Kept| {
-            let too_long = format!("{}: id ", family.family);
-            let was_too_long =
-                reject.id.len() > ID_BYTES - 4 && reject.reason.starts_with(&too_long);
-            reject.reason == NOT_UTF8 || was_too_long
-        };
-        let open = kept.iter().enumerate();
-        let (cut, open): (Vec<_>, Vec<_>) = open
-            .filter(|(_, reject)| !reject.is_done)
-            .partition(|(_, reject)| is_cut(reject));
-        let cut = cut.into_iter();
-        refused.extend(cut.map(|(index, reject)| (index, reject.reason.clone())));
-        let ids = open
-            .into_iter()
-            .map(|(index, reject)| (index, &*reject.id, reject.delta));
-        let waits = self.waits;
-        let added = add::add_unlocked(transaction, family, target, ids, waits, &mut refused);
+        // a sum of 0 has nothing to add
+        let rejects = kept.iter().enumerate();
+        let ids = rejects
+            .filter(|(_, reject)| reject.delta != 0)
+            .map(|(index, reject)| (index, &*reject.id, reject.part()));
+        let added = add::add_unlocked(transaction, family, target, ids, &mut refused);
         let locked = added.await?;
         Ok((refused, locked))
     }
-}
 
-impl MysqlStore {
-    /// Returns up to `limit` rejects with numbers above `after` (0 for the first page), ascending,
-    /// except those that were [applied](Self::retry_rejects) or [discarded](Self::discard_rejects)
-    /// since.
-    ///
-    /// The database assigns a number before the transaction commits, so a lower number may appear
-    /// shortly after a higher one.
-    ///
-    /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    pub async fn rejects(&self, after: u64, limit: u64) -> Result<Vec<Reject>> {
-        self.open_rejects("ORDER BY r.number", after, limit).await
-    }
-
-    /// Returns the latest `limit` of these rejects, the newest first.
-    ///
-    /// # Errors
-    /// See [`rejects`](Self::rejects).
-    pub async fn latest_rejects(&self, limit: u64) -> Result<Vec<Reject>> {
-        self.open_rejects("ORDER BY r.number DESC", 0, limit).await
-    }
-
-    async fn open_rejects(&self, order: &str, after: u64, limit: u64) -> Result<Vec<Reject>> {
-        let select = Statement::new(format!(
-            "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.times, r.partition_no, r.incarnation, r.seq, r.reason, \
-             {}, {} \
-             FROM counterfoil_rejects AS r FORCE INDEX (open_by_number) STRAIGHT_JOIN counterfoil_families AS f ON f.number = r.family \
-             WHERE r.applied_at IS NULL AND r.number > ? {order} LIMIT ?",
-            unix_ms("r.rejected_at"),
-            unix_ms("r.last_at")
-        )).bind(after).bind(limit);
-        let rows = self.primary.read("rejects were not read", select).await?;
-        let reject = |(
-            number,
-            namespace,
-            family,
-            id,
-            delta,
-            times,
-            partition,
-            incarnation,
-            seq,
-            reason,
-            at,
-            last_at,
-        )| {
-            Reject {
-                number,
-                namespace: text(namespace),
-                family: text(family),
-                id: text(id),
-                delta,
-                times,
-                partition,
-                incarnation: Incarnation(incarnation),
-                seq,
-                reason,
-                at: time(at),
-                last_at: time(last_at),
-            }
-        };
-        Ok(rows.into_iter().map(reject).collect())
-    }
-
-    /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and
-    /// returns the outcome of each, in the order of the numbers. A running reconciler does the same
-    /// by itself, within seconds if there are few. The rejects stay in their table, marked as
-    /// applied, for [`keep_rejects`](Self::keep_rejects). A delta that is refused again stays a
-    /// reject with the new reason.
-    ///
-    /// Each counts once, however often it is retried: row and reject are written in one
-    /// transaction, for up to 10,000 rejects. A cached counter that is in Redis shows the delta
-    /// once its row is read again: with its next sync or seed.
-    ///
-    /// # Errors
-    /// [`Store`](crate::ErrorKind::Store), or [`Busy`](crate::ErrorKind::Busy) if a row is locked: the
-    /// last transaction was not kept, or its outcome is unknown. Call again: nothing counts twice.
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the
-    /// family or its table is registered differently.
-    pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
-        let registered = self.register(family).await?;
-        let target = self.target(family).await?;
-        let (retry, failed) = (Some((registered, target)), "rejects were not applied");
-        let mut retried = self.resolve(retry.clone(), numbers, failed).await?;
-        for number in retried.locked {
-            let alone = Resolve {
-                retry: retry.clone(),
-                numbers: vec![number],
-                waits: true,
-            };
-            let alone = self.primary.transact(failed, alone).await?;
-            retried.done.extend(alone.done);
-        }
-        let retried: HashMap<_, _> = retried.done.into_iter().collect();
-        let outcome = |number| retried.get(number).copied().unwrap_or(Retried::NotFound);
-        Ok(numbers.iter().map(outcome).collect())
-    }
-
-    /// Applies open rejects of these families whose causes are gone, of a page of rejects with
-    /// numbers above `after`. Leaves those whose rows are locked. Returns the number to continue
-    /// after, 0 at the end, where it also deletes rejects that were done long ago, and the first
-    /// error of a family, which does not hold up the others.
-    pub(crate) async fn close_rejects(
+    async fn delete(
         &self,
-        families: &[Arc<Registered>],
-        after: u64,
-    ) -> Result<(u64, Result<()>)> {
-        let page = self.rejects(after, PAGE).await?;
-        let mut by_family: HashMap<_, Vec<u64>> = HashMap::new();
-        for reject in &page {
-            let family = (&*reject.namespace, &*reject.family);
-            by_family.entry(family).or_default().push(reject.number);
+        transaction: &mut Session,
+        gone: &[(Vec<u8>, i128)],
+    ) -> Result<(), sqlx::Error> {
+        if gone.is_empty() {
+            return Ok(());
         }
-        let mut first = Ok(());
-        for registered in families {
-            let family = &registered.family;
-            let numbers = by_family.remove(&(&*family.namespace, &*family.name));
-            let Some(numbers) = numbers else { continue };
-            match self.close_rejects_of(registered, &numbers).await {
-                Err(error) if error.kind() == ErrorKind::Store => return Err(error),
-                closed => first = first.and(closed),
-            }
-        }
-        if page.len() as u64 == PAGE {
-            return Ok((page.last().map_or(0, |reject| reject.number), first));
-        }
-        self.expire_rejects().await;
-        Ok((0, first))
+        let delete = Statement::new(format!(
+            "DELETE r FROM {} STRAIGHT_JOIN {BY_ID}",
+            json::table([("id", ID)])
+        ));
+        let delete = delete.bind_rows(gone.iter().map(|(id, _)| (hex(id),)));
+        let deleted = transaction.execute(delete.bind(self.family)).await?;
+        json::check_all(gone.len(), deleted)
     }
 
-    async fn close_rejects_of(&self, registered: &Registered, numbers: &[u64]) -> Result<()> {
-        let family = &registered.family;
-        let retry = Some((registered.clone(), self.target(family).await?));
-        let failed = "rejects were not applied";
-        let resolved = self.resolve(retry, numbers, failed).await?;
-        let applied = |(_, outcome): &&(u64, Retried)| *outcome == Retried::Applied;
-        let applied = resolved.done.iter().filter(applied).count();
-        if applied > 0 {
-            tracing::info!(%family, applied, "rejects were applied, because their causes are gone");
+    /// Writes the rejects that stay: their retries, the pause until the next one, the part that was
+    /// added, the id, and the new reason, if any.
+    async fn keep(
+        &self,
+        transaction: &mut Session,
+        stay: &[(u64, u64, i64, String, String)],
+    ) -> Result<(), sqlx::Error> {
+        let columns = [
+            ("retries", U64),
+            ("pause", U64),
+            ("added", I64),
+            ("id", ID),
+            ("reason", json::REASON),
+        ];
+        let update = Statement::new(format!(
+            "UPDATE {} STRAIGHT_JOIN {BY_ID} SET r.delta = r.delta - {INPUT}.added, \
+             r.reason = IF({INPUT}.reason = '', r.reason, CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)), \
+             r.last_at = IF({INPUT}.reason = '', r.last_at, {NOW}), \
+             r.retry_at = IF({INPUT}.pause = 0, NULL, {NOW} + INTERVAL {INPUT}.pause SECOND), \
+             r.retries = {INPUT}.retries",
+            json::table(columns)
+        ));
+        for rows in statements(stay, |row| row.3.len() + row.4.len()) {
+            let update = update.clone().bind_rows(rows).bind(self.family);
+            transaction.execute(update).await?;
         }
         Ok(())
     }
 
-    /// Discards the open rejects among these numbers, of any family. Each is marked as done without
-    /// being added, and its reason, cut at 1024 characters, begins with `discarded: `. Returns the
-    /// numbers of the discarded ones, ascending. The others do not exist, or were applied or
-    /// discarded before.
-    ///
-    /// If this and [`retry_rejects`](Self::retry_rejects) run at the same time, one of them takes
-    /// each reject.
+    /// Notes the ids in the run of a recount, which may have read values without these rejects: it
+    /// leaves them out.
+    async fn note(
+        &self,
+        transaction: &mut Session,
+        ids: Vec<(String,)>,
+    ) -> Result<(), sqlx::Error> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let insert = Statement::new(format!(
+            "INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) \
+             SELECT c.family, c.run, UNHEX({INPUT}.id), 0, 0, 0, 0, '' FROM {} STRAIGHT_JOIN counterfoil_recounts AS c \
+             ON c.family = ? AND c.finished_at IS NULL AND c.holder <> 0 \
+             ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta",
+            json::table([("id", ID)])
+        ));
+        let insert = insert.bind_rows(ids).bind(self.family);
+        transaction.execute(insert).await.map(drop)
+    }
+}
+
+/// Returns the number of a `DECIMAL(40)`, which i128 nearly covers.
+fn parsed(digits: &str) -> i128 {
+    let bound = if digits.starts_with('-') {
+        i128::MIN
+    } else {
+        i128::MAX
+    };
+    digits.parse().unwrap_or(bound)
+}
+
+impl MysqlStore {
+    /// Returns up to `limit` rejects of a family, `NAMESPACE/FAMILY`, or of all families, by family and
+    /// id. `after` is the [cursor](Reject::cursor) of the last one of the page before.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction. The last
-    /// transaction was not kept, or its outcome is unknown. Call again.
-    pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
-        let mut discarded: Vec<_> = self
-            .resolve(None, numbers, "rejects were not discarded")
-            .await?
-            .done
-            .into_iter()
-            .map(|(number, _)| number)
-            .collect();
-        discarded.sort_unstable();
-        Ok(discarded)
+    /// [`Store`](ErrorKind::Store) if the database is unreachable;
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if `after` is not a cursor.
+    pub async fn rejects(
+        &self,
+        family: Option<&str>,
+        after: Option<&str>,
+        limit: u64,
+    ) -> Result<Vec<Reject>> {
+        let (mut first, mut last) = (0, u64::from(u32::MAX));
+        if let Some(family) = family {
+            let Some(number) = self.number_of(family).await? else {
+                return Ok(Vec::new());
+            };
+            (first, last) = (number, number);
+        }
+        let (first, id) = match after {
+            None => (first, Vec::new()),
+            Some(after) => position(after).ok_or_else(|| {
+                let what = format!("{after:?} is not the cursor of a reject");
+                Error::new(ErrorKind::InvalidInput, what)
+            })?,
+        };
+        const PAGE: &str = "(PRIMARY) STRAIGHT_JOIN counterfoil_families AS f ON f.number = r.family \
+             WHERE (r.family = ? AND r.id >= ? OR r.family > ?) AND r.family <= ? ORDER BY r.family, r.id LIMIT ?";
+        let bind = |select: Statement| {
+            let select = select.bind(first).bind(id).bind(first);
+            select.bind(last).bind(limit)
+        };
+        self.read_rejects(PAGE, bind).await
     }
 
-    /// Retries rejects of a family, or discards rejects. All transactions lock rejects in the order
-    /// of their numbers.
-    async fn resolve(
-        &self,
-        retry: Option<(Registered, Arc<Target>)>,
-        numbers: &[u64],
-        failed: &'static str,
-    ) -> Result<Resolved> {
-        let mut numbers = numbers.to_vec();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let mut resolved = Resolved::default();
-        for numbers in numbers.chunks(MOST) {
-            let work = Resolve {
-                retry: retry.clone(),
-                numbers: numbers.to_vec(),
-                waits: false,
-            };
-            let Resolved { done, locked } = self.primary.transact(failed, work).await?;
-            resolved.done.extend(done);
-            resolved.locked.extend(locked);
-        }
-        Ok(resolved)
+    /// Returns the latest `limit` rejects, the newest first.
+    ///
+    /// # Errors
+    /// [`Store`](ErrorKind::Store) if the database is unreachable.
+    pub async fn latest_rejects(&self, limit: u64) -> Result<Vec<Reject>> {
+        const LATEST: &str = "(newest) STRAIGHT_JOIN counterfoil_families AS f ON f.number = r.family \
+             ORDER BY r.first_at DESC LIMIT ?";
+        self.read_rejects(LATEST, |select| select.bind(limit)).await
     }
+
+    /// Reads rejects by an index.
+    async fn read_rejects(
+        &self,
+        by: &str,
+        bind: impl FnOnce(Statement) -> Statement,
+    ) -> Result<Vec<Reject>> {
+        let select = Statement::new(format!(
+            "SELECT CAST(r.family AS UNSIGNED), f.namespace, f.name, r.id, CAST(r.delta AS CHAR), r.reason, {}, {}, \
+             CAST(r.retries AS UNSIGNED), {} FROM counterfoil_rejects AS r FORCE INDEX {by}",
+            unix_ms("r.first_at"),
+            unix_ms("r.last_at"),
+            unix_ms("r.retry_at")
+        ));
+        let rows = self.primary.read("rejects were not read", bind(select));
+        let reject = |row: (u64, _, _, Vec<u8>, String, _, _, _, _, Option<u64>)| {
+            let (
+                number,
+                namespace,
+                family,
+                id,
+                delta,
+                reason,
+                first_at,
+                last_at,
+                retries,
+                retry_at,
+            ) = row;
+            Reject {
+                namespace: text(namespace),
+                family: text(family),
+                cursor: format!("{number}/{}", hex(&id)),
+                id: text(id),
+                delta: parsed(&delta),
+                reason,
+                first_at: time(first_at),
+                last_at: time(last_at),
+                retries,
+                retry_at: retry_at.map(time),
+            }
+        };
+        Ok(rows.await?.into_iter().map(reject).collect())
+    }
+
+    /// Returns the number of a family, `NAMESPACE/FAMILY`.
+    async fn number_of(&self, family: &str) -> Result<Option<u64>> {
+        const NUMBER: &str = "SELECT CAST(number AS UNSIGNED) FROM counterfoil_families \
+             WHERE CONCAT(namespace, '/', name) = CAST(? AS BINARY)";
+        let select = Statement::new(NUMBER).bind(family);
+        let numbers = self.primary.read("families were not read", select).await?;
+        Ok(numbers.first().map(|&(number,)| number))
+    }
+
+    /// Adds the rejects of these ids, or all of the family, to their rows. Reconcilers do the same,
+    /// a new one within seconds and an old one within an hour. A reject that its row takes exists no
+    /// longer. One that is refused again stays, with the new reason.
+    ///
+    /// Each counts once, however often and by however many processes this is called: row and reject
+    /// change in one transaction. A reject that another transaction is changing is left out. A cached
+    /// counter that is in Redis shows the delta once its row is read again: with its next sync or
+    /// seed.
+    ///
+    /// # Errors
+    /// [`Store`](ErrorKind::Store) or [`Busy`](ErrorKind::Busy): the last transaction was not kept,
+    /// or its outcome is unknown. Call again: nothing counts twice.
+    /// [`Mismatch`](ErrorKind::Mismatch) if the family or its table is registered differently.
+    pub async fn retry_rejects(&self, family: &Family, ids: Option<&[&str]>) -> Result<Retried> {
+        let registered = self.register(family).await?;
+        let retry = Some((registered.clone(), self.target(family).await?));
+        self.take_all(&family.to_string(), registered.number, retry, ids)
+            .await
+            .map(|(retried, _)| retried)
+    }
+
+    /// Discards the rejects of these ids, or all of the family, `NAMESPACE/FAMILY`: their deltas are
+    /// never added. Returns their number. The log has each. If this and
+    /// [`retry_rejects`](Self::retry_rejects) run at the same time, one of them takes each reject.
+    ///
+    /// # Errors
+    /// [`Store`](ErrorKind::Store): the last transaction was not kept, or its outcome is unknown. Call
+    /// again.
+    pub async fn discard_rejects(&self, family: &str, ids: Option<&[&str]>) -> Result<u64> {
+        let Some(number) = self.number_of(family).await? else {
+            return Ok(0);
+        };
+        let taken = self.take_all(family, number, None, ids).await?;
+        Ok(taken.1)
+    }
+
+    /// Takes the rejects of these ids, or all of the family. Returns the outcome of their retry, and
+    /// the number of those that were discarded.
+    async fn take_all(
+        &self,
+        name: &str,
+        family: u64,
+        retry: Option<(Registered, Arc<Target>)>,
+        ids: Option<&[&str]>,
+    ) -> Result<(Retried, u64)> {
+        let mut pages: Vec<_> = match ids {
+            None => vec![Which::From(Vec::new())],
+            Some(ids) => {
+                let ids = BTreeSet::from_iter(ids).into_iter();
+                let ids: Vec<_> = ids.map(|&id| id.to_owned()).collect();
+                ids.chunks(PAGE)
+                    .map(|ids| Which::Ids(ids.to_vec()))
+                    .collect()
+            }
+        };
+        let (mut retried, mut discarded) = (Retried::default(), 0);
+        while let Some(which) = pages.pop() {
+            let by_ids = matches!(which, Which::Ids(_));
+            let retry = retry.clone();
+            let is_retry = retry.is_some();
+            let taken = self
+                .take(
+                    name,
+                    Take {
+                        family,
+                        retry,
+                        which,
+                    },
+                )
+                .await?;
+            let gone = taken.gone.len() as u64;
+            if is_retry {
+                retried.applied += gone;
+            } else {
+                discarded += gone;
+            }
+            retried.refused += taken.refused;
+            retried.left += taken.left;
+            let next = taken.last.filter(|_| !by_ids);
+            pages.extend(next.map(|last| Which::From(successor(last))));
+        }
+        Ok((retried, discarded))
+    }
+
+    /// Takes rejects, and records them in the log and in the metrics.
+    async fn take(&self, family: &str, take: Take) -> Result<Taken> {
+        let is_retry = take.retry.is_some();
+        let failed = if is_retry {
+            "rejects were not applied"
+        } else {
+            "rejects were not discarded"
+        };
+        let taken = self.primary.transact(failed, take).await?;
+        let rejects = taken.gone.len() as u64;
+        if rejects == 0 {
+            return Ok(taken);
+        }
+        if is_retry {
+            ::metrics::counter!(metrics::REJECTS_APPLIED).increment(rejects);
+            tracing::info!(family, rejects, "rows took rejects");
+            for (id, delta) in &taken.gone {
+                tracing::debug!(family, id = %id.escape_ascii(), delta, "a row took a reject");
+            }
+        } else {
+            ::metrics::counter!(metrics::REJECTS_DISCARDED).increment(rejects);
+            for (id, delta) in &taken.gone {
+                tracing::info!(family, id = %id.escape_ascii(), delta, "a reject was discarded");
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Retries a page of rejects of each of these families whose retries are due. Returns whether any
+    /// has further ones, and the first error of a family, which does not hold up the others.
+    pub(crate) async fn retry_due(&self, families: &[Arc<Registered>]) -> Result<bool> {
+        let due = format!(
+            "SELECT CAST(f.number AS UNSIGNED) FROM counterfoil_families AS f WHERE EXISTS \
+             (SELECT 1 FROM counterfoil_rejects AS r FORCE INDEX (due) WHERE r.family = f.number AND r.retry_at <= {NOW})"
+        );
+        let due = self
+            .primary
+            .read("rejects were not read", Statement::new(due));
+        let due: BTreeSet<u64> = due.await?.into_iter().map(|(number,)| number).collect();
+        let (mut has_more, mut first) = (false, Ok(()));
+        for registered in families.iter().filter(|one| due.contains(&one.number)) {
+            match self.retry_page(registered).await {
+                Ok(is_full) => has_more |= is_full,
+                Err(error) if error.kind() == ErrorKind::Store => return Err(error),
+                Err(error) => first = first.and(Err(error)),
+            }
+        }
+        first.map(|()| has_more)
+    }
+
+    /// Retries a page of due rejects of a family. Returns whether the page was full.
+    async fn retry_page(&self, registered: &Registered) -> Result<bool> {
+        let family = &registered.family;
+        let take = Take {
+            family: registered.number,
+            retry: Some((registered.clone(), self.target(family).await?)),
+            which: Which::Due,
+        };
+        let taken = self.take(&family.to_string(), take).await?;
+        Ok(taken.last.is_some())
+    }
+}
+
+/// Returns the family and the id that follow a [cursor](Reject::cursor).
+fn position(cursor: &str) -> Option<(u64, Vec<u8>)> {
+    let (family, id) = cursor.split_once('/')?;
+    Some((family.parse().ok()?, successor(json::unhex(id)?)))
+}
+
+/// Returns the next id in byte order.
+fn successor(mut id: Vec<u8>) -> Vec<u8> {
+    id.push(0);
+    id
 }

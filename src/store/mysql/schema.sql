@@ -45,27 +45,21 @@ CREATE TABLE IF NOT EXISTS counterfoil_ledger (
   PRIMARY KEY (family, partition_no, incarnation)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Deltas that the database refused, with the reason. While a row is open, further deltas of its id and reason join it: then
--- `delta` is the sum, `times` their number, and the batch is that of the last. `cause` is a hash of the reason, and NULL
--- when nothing joins any more, because the row was applied or discarded, or the sum would leave the column.
+-- The sum of the deltas of an id that the database refused, with the last reason. A row is deleted when its counter's row
+-- takes the sum, or when it is discarded. `retry_at` is NULL if no row can ever have the id. An id of more than 255 bytes is
+-- cut, and ends in a byte that is not UTF-8.
 CREATE TABLE IF NOT EXISTS counterfoil_rejects (
-  number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
   family INT UNSIGNED NOT NULL,
-  partition_no INT UNSIGNED NOT NULL,
-  incarnation BIGINT UNSIGNED NOT NULL,
-  seq BIGINT UNSIGNED NOT NULL,
   id VARBINARY(255) NOT NULL,
-  cause BIGINT UNSIGNED NULL DEFAULT NULL,
-  delta BIGINT NOT NULL,
-  times BIGINT UNSIGNED NOT NULL DEFAULT 1,
+  delta DECIMAL(40) NOT NULL,
   reason VARCHAR(1024) NOT NULL,
-  rejected_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
+  first_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
   last_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
-  applied_at TIMESTAMP(3) NULL DEFAULT NULL,
-  PRIMARY KEY (number),
-  UNIQUE KEY open_reject (family, id, cause),
-  KEY open_of_family (applied_at, family),
-  KEY open_by_number (applied_at)
+  retries INT UNSIGNED NOT NULL DEFAULT 0,
+  retry_at TIMESTAMP(3) NULL DEFAULT NULL,
+  PRIMARY KEY (family, id),
+  KEY due (family, retry_at),
+  KEY newest (first_at)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- The runs of recounts, each family's numbered from 1: who works on it, how far it came, and when. A run without a holder may
@@ -85,7 +79,8 @@ CREATE TABLE IF NOT EXISTS counterfoil_recounts (
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Drift that recounts found: the counter before and after its rows were counted, the rows, and the delta that was added: 0
--- where the note gives the reason why nothing was.
+-- where the note gives the reason why nothing was. A row of zeros notes that rejects of the id were added or discarded during
+-- the run, which then leaves the id to the next one.
 CREATE TABLE IF NOT EXISTS counterfoil_drift (
   family INT UNSIGNED NOT NULL,
   run BIGINT UNSIGNED NOT NULL,

@@ -182,7 +182,9 @@ fn check_kind(table: &Table, kind: Option<(String, Option<String>)>) -> Result<(
     match kind {
         None => {
             let advice = match table.missing {
-                Missing::Insert => format!(". To create it: {}", creation(table)),
+                Missing::Insert | Missing::InsertOrDrop => {
+                    format!(". To create it: {}", creation(table))
+                }
                 Missing::Reject | Missing::Drop => String::new(),
             };
             Err(format!(
@@ -258,7 +260,7 @@ impl Definition<'_> {
                 names.collect::<Vec<_>>().join(", ")
             ));
         };
-        if self.table.missing == Missing::Insert {
+        if self.table.missing.inserts() {
             self.check_inserts(&keys, &name.to_lowercase())?;
         }
         let mut columns = self.columns.iter();

@@ -13,7 +13,7 @@ use super::ledger;
 use super::shape::{Shape, Storage};
 use super::state::STATE;
 use super::statement::{Statement, quoted, table_name};
-use crate::family::table::{KeyType, Missing, Table};
+use crate::family::table::{KeyType, Table};
 use crate::store::{Columns, Registered};
 
 /// The exact number of rows of [`Target::bulk_upsert`]. A statement for every number of rows would
@@ -44,6 +44,9 @@ pub struct Target {
     pub definition: Option<Arc<Columns>>,
     /// Takes rows of a delta and a key. Inserts only if the table is numbered.
     pub upsert: Statement,
+    /// Like [`upsert`](Self::upsert), but skips rows that it cannot insert, each with a warning. It also
+    /// writes values that do not fit, clipped, with a warning.
+    pub upsert_some: Statement,
     /// An upsert of [`BULK`] rows of a key and a delta, all as parameters, which costs the server
     /// less than JSON. It reads a new row's value as `VALUES(column)`, which a trigger could have
     /// changed, so it is for counterfoil's own table only.
@@ -137,6 +140,11 @@ impl Target {
         let columns_of = join(&keys, ", ", |key| key.column.clone());
         let given = join(&keys, ", ", StoredKey::given);
         let matches = join(&keys, " AND ", StoredKey::equals_given);
+        let upsert = |insert: &str| {
+            Statement::new(format!(
+                "{insert} INTO {name} ({columns_of}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas}{or_update}"
+            ))
+        };
 
         let exists = format!(
             "SELECT CAST({INPUT}.pos AS UNSIGNED), {is_found} FROM {} LEFT JOIN {t} ON {matches}",
@@ -163,15 +171,14 @@ impl Target {
 
         Target {
             label: format!("{} {}", table.describe(), table.unchanged.join(",")),
-            inserts: table.missing == Missing::Insert,
+            inserts: table.missing.inserts(),
             unsigned: shape.unsigned,
             is_numbered: shape.is_numbered,
             value: table.value.clone(),
             is_own,
             definition: shape.columns.clone(),
-            upsert: Statement::new(format!(
-                "INSERT INTO {name} ({columns_of}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas}{or_update}"
-            )),
+            upsert: upsert("INSERT"),
+            upsert_some: upsert("INSERT IGNORE"),
             bulk_upsert: None,
             lock: Statement::new(format!("{exists} FOR UPDATE")),
             lock_free: Statement::new(format!("{exists} FOR UPDATE SKIP LOCKED")),

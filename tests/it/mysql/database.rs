@@ -158,7 +158,7 @@ impl Db {
     }
 
     pub async fn rejects(&self) -> Vec<Reject> {
-        self.store.rejects(0, 100_000).await.unwrap()
+        self.store.rejects(None, None, 100_000).await.unwrap()
     }
 
     /// Asserts that these deltas were rejected.

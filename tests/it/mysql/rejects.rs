@@ -7,234 +7,175 @@ use crate::support::*;
 const MEND: &str = "ALTER TABLE small MODIFY n SMALLINT NOT NULL";
 const SUM: &str = "SELECT COALESCE(SUM(n), 0) FROM small WHERE id <> 'good'";
 
-/// Creates a database with 6 rejects, of `bad/0` to `bad/5`, which do not fit in a TINYINT. Returns
-/// their numbers.
-async fn six_rejects() -> (Db, Arc<Registered>, Vec<u64>) {
+const IDS: [&str; 6] = ["bad/0", "bad/1", "bad/2", "bad/3", "bad/4", "bad/5"];
+
+/// Creates a database with 6 rejects, of [`IDS`], which do not fit in a TINYINT.
+async fn six_rejects() -> (Db, Arc<Registered>) {
     let db = Db::new().await;
     db.run("CREATE TABLE small (id VARBINARY(255) PRIMARY KEY, n TINYINT NOT NULL)")
         .await;
     let family = db.table("small", by_id(Table::upsert("small"), Text)).await;
-    let deltas = (0..6).map(|number| (format!("bad/{number}"), 200));
-    db.adds(&family, 1, deltas.chain([("good".to_owned(), 1)]), (1, 6))
-        .await;
-    let mut rejects = db.rejects().await;
-    rejects.sort_by(|one, other| one.id.cmp(&other.id));
-    (
-        db,
-        family,
-        rejects.iter().map(|reject| reject.number).collect(),
-    )
+    let deltas = IDS.map(|id| (id, 200)).into_iter().chain([("good", 1)]);
+    db.adds(&family, 1, deltas, (1, 6)).await;
+    (db, family)
 }
 
 impl Db {
-    pub async fn retry(&self, family: &Registered, numbers: &[u64]) -> Vec<Retried> {
-        self.store
-            .retry_rejects(&family.family, numbers)
-            .await
-            .unwrap()
+    /// Retries the rejects of these ids. Returns how many were applied, refused and left.
+    pub async fn retry(&self, family: &Registered, ids: &[&str]) -> (u64, u64, u64) {
+        let retried = self.store.retry_rejects(&family.family, Some(ids)).await;
+        outcomes(retried.unwrap())
     }
 
-    async fn discard(&self, numbers: &[u64]) -> Vec<u64> {
-        self.store.discard_rejects(numbers).await.unwrap()
+    async fn discard(&self, family: &Registered, ids: &[&str]) -> u64 {
+        let name = family.family.to_string();
+        self.store.discard_rejects(&name, Some(ids)).await.unwrap()
     }
 
-    /// Returns the numbers of the rejects, in ascending order.
-    pub async fn reject_numbers(&self) -> Vec<u64> {
-        self.rejects()
-            .await
-            .iter()
-            .map(|reject| reject.number)
-            .collect()
+    /// Returns the ids of the rejects, in ascending order.
+    pub async fn rejected_ids(&self) -> Vec<String> {
+        let rejects = self.rejects().await.into_iter();
+        rejects.map(|reject| reject.id).collect()
     }
-}
-
-/// Returns these of the numbers, in ascending order.
-fn ascending(numbers: &[u64], these: &[usize]) -> Vec<u64> {
-    let mut these: Vec<_> = these.iter().map(|&at| numbers[at]).collect();
-    these.sort_unstable();
-    these
 }
 
 #[tokio::test]
 async fn a_reject_is_applied_again_once() {
-    use Retried::{Applied, AppliedBefore, NotFound, Refused};
-    let (db, family, numbers) = six_rejects().await;
+    let (db, family) = six_rejects().await;
     // nothing was mended
-    assert_eq!(db.retry(&family, &numbers[..2]).await, [Refused; 2]);
-    assert_eq!(db.rejects().await.len(), 6);
+    assert_eq!(db.retry(&family, &IDS[..2]).await, (0, 2, 0));
+    assert_eq!(db.rejected_ids().await, IDS);
 
     db.run(MEND).await;
     db.run("INSERT INTO small VALUES ('bad/1', 32600)").await;
-    let asked = [numbers[3], numbers[0], 1_000_000, numbers[1], numbers[0]];
-    // in the order of the arguments
-    assert_eq!(
-        db.retry(&family, &asked).await,
-        [Applied, Applied, NotFound, Refused, Applied]
-    );
+    let asked = ["bad/3", "bad/0", "none", "bad/1", "bad/0"];
+    assert_eq!(db.retry(&family, &asked).await, (2, 1, 0));
     assert_eq!(db.number(SUM).await, 32600 + 400);
     assert_eq!(
-        db.reject_numbers().await,
-        ascending(&numbers, &[1, 2, 4, 5])
+        db.rejected_ids().await,
+        ["bad/1", "bad/2", "bad/4", "bad/5"]
     );
 
     db.run("UPDATE small SET n = 0 WHERE id = 'bad/1'").await;
-    let (now, before) = (Applied, AppliedBefore);
-    assert_eq!(
-        db.retry(&family, &numbers).await,
-        [before, now, now, before, now, now]
-    );
+    assert_eq!(db.retry(&family, &IDS).await, (4, 0, 0));
     assert_eq!(db.number(SUM).await, 6 * 200);
-    db.expect_rejects(&[]).await;
-    // nothing is deleted, and the batch itself is not applied again
-    let kept = "SELECT COUNT(*) FROM counterfoil_rejects WHERE applied_at IS NOT NULL";
-    assert_eq!(db.number(kept).await, 6);
+    // nothing is left of them, and the batch itself is not applied again
+    assert_eq!(
+        db.number("SELECT COUNT(*) FROM counterfoil_rejects").await,
+        0
+    );
+    assert_eq!(db.retry(&family, &IDS).await, (0, 0, 0));
     assert_eq!(db.add(&family, 0, 1, [("bad/0", 200)]).await.repeated, 1);
     db.expect_rejects(&[]).await;
 }
 
 #[tokio::test]
 async fn a_reject_that_is_refused_again_has_the_new_reason() {
-    let (db, family, numbers) = six_rejects().await;
-    let reason = async || {
-        db.rejects()
-            .await
-            .into_iter()
-            .find(|one| one.number == numbers[0])
-            .unwrap()
-            .reason
-    };
-    let before = reason().await;
+    let (db, family) = six_rejects().await;
+    let first = async || db.rejects().await.swap_remove(0);
+    let before = first().await;
     db.run(MEND).await;
     db.run("ALTER TABLE small ADD CONSTRAINT few CHECK (n < 100)")
         .await;
-    let retry = async || db.retry(&family, &numbers[..1]).await;
-    assert_eq!(retry().await, [Retried::Refused]);
-    let after = reason().await;
+    let retry = async || db.retry(&family, &IDS[..1]).await;
+    assert_eq!(retry().await, (0, 1, 0));
+    let after = first().await;
     assert!(
-        after != before && after.contains("few"),
+        after.reason != before.reason && after.reason.contains("few"),
         "{before:?}, then {after:?}"
     );
+    assert_eq!((after.first_at, after.retries), (before.first_at, 1));
     db.run("ALTER TABLE small DROP CONSTRAINT few").await;
-    assert_eq!(retry().await, [Retried::Applied]);
+    assert_eq!(retry().await, (1, 0, 0));
 }
 
 #[tokio::test]
-async fn a_discarded_reject_is_neither_listed_nor_applied() {
-    use Retried::{Applied, AppliedBefore, Discarded};
-    let (db, family, numbers) = six_rejects().await;
+async fn a_discarded_reject_exists_no_longer() {
+    let (db, family) = six_rejects().await;
     db.run(MEND).await;
-    db.run(&format!(
-        "UPDATE counterfoil_rejects SET reason = REPEAT('\u{e9}', 1024) WHERE number = {}",
-        numbers[1]
-    ))
-    .await;
-    assert_eq!(db.retry(&family, &numbers[..1]).await, [Applied]);
-    let asked = [numbers[2], numbers[0], 1_000_000, numbers[1], numbers[2]];
-    let expected = ascending(&numbers, &[1, 2]);
-    // each once, ascending
-    assert_eq!(db.discard(&asked).await, expected);
-    assert_eq!(db.discard(&asked).await, [0; 0]);
-    assert_eq!(db.discard(&[]).await, [0; 0]);
-
-    assert_eq!(db.reject_numbers().await, ascending(&numbers, &[3, 4, 5]));
-    assert_eq!(
-        db.retry(&family, &numbers[..3]).await,
-        [AppliedBefore, Discarded, Discarded]
-    );
+    assert_eq!(db.retry(&family, &IDS[..1]).await, (1, 0, 0));
+    let asked = ["bad/2", "bad/0", "none", "bad/1", "bad/2"];
+    assert_eq!(db.discard(&family, &asked).await, 2);
+    assert_eq!(db.discard(&family, &asked).await, 0);
+    assert_eq!(db.discard(&family, &[]).await, 0);
+    assert_eq!(db.rejected_ids().await, IDS[3..]);
+    assert_eq!(db.retry(&family, &IDS[..3]).await, (0, 0, 0));
     assert_eq!(db.number(SUM).await, 200);
-    let short =
-        "reason = CONCAT('discarded: ', REPEAT('\u{e9}', 1013)) AND CHAR_LENGTH(reason) = 1024";
-    for (number, reason) in [
-        (numbers[1], short),
-        (numbers[2], "reason LIKE 'discarded: %Out of range%'"),
-        (numbers[0], "reason NOT LIKE 'discarded%'"),
-    ] {
-        let kept = format!("number = {number} AND applied_at IS NOT NULL AND {reason}");
-        let kept = format!("SELECT COUNT(*) FROM counterfoil_rejects WHERE {kept}");
-        assert_eq!(db.number(&kept).await, 1, "{reason}");
-    }
+    let all = db.store.discard_rejects("shop/small", None).await;
+    assert_eq!(all.unwrap(), 3);
+    db.expect_rejects(&[]).await;
+    assert_eq!(
+        db.store.discard_rejects("shop/none", None).await.unwrap(),
+        0
+    );
 }
 
 /// Each reject is added to its row or discarded.
 #[tokio::test]
 async fn a_retry_and_a_discard_share_no_reject() {
     const MANY: usize = 400;
-    let (db, family, _) = six_rejects().await;
-    assert_eq!(
-        db.add(
-            &family,
-            0,
-            2,
-            (0..MANY).map(|number| (format!("many/{number}"), 200))
-        )
-        .await
-        .rejected,
-        MANY as u64
-    );
+    let (db, family) = six_rejects().await;
+    let ids: Vec<_> = (0..MANY).map(|number| format!("many/{number}")).collect();
+    let deltas = ids.iter().map(|id| (id, 200));
+    let sums = db.add(&family, 0, 2, deltas).await;
+    assert_eq!(sums.rejected, MANY as u64);
     db.run(MEND).await;
-    let numbers = db.reject_numbers().await;
+    let ids: Vec<_> = ids.iter().map(|id| &**id).chain(IDS).collect();
     // chunks of different sizes, from both ends, keep retries and discards close together
-    let retry = async |numbers: &[u64]| {
-        let mut applied = vec![];
-        for some in numbers.chunks(40) {
-            let retried = some.iter().zip(db.retry(&family, some).await);
-            applied.extend(
-                retried
-                    .filter(|(_, retried)| *retried == Retried::Applied)
-                    .map(|(number, _)| *number),
-            );
+    let retry = async |ids: &[&str]| {
+        let mut applied = 0;
+        for some in ids.chunks(40) {
+            applied += db.retry(&family, some).await.0;
         }
         applied
     };
-    let discard = async |numbers: &[u64]| {
-        let mut discarded = vec![];
-        for some in numbers.chunks(3) {
-            discarded.extend(db.discard(some).await);
+    let discard = async |ids: &[&str]| {
+        let mut discarded = 0;
+        for some in ids.chunks(3) {
+            discarded += db.discard(&family, some).await;
         }
         discarded
     };
-    let backwards: Vec<_> = numbers.iter().rev().copied().collect();
+    let backwards: Vec<_> = ids.iter().rev().copied().collect();
     // from where no retry has been yet
-    let (first, second) = numbers.split_at(MANY / 2);
+    let (first, second) = ids.split_at(MANY / 2);
     let from_the_middle = [second, first].concat();
     let (applied, discarded) = tokio::join!(
-        join_all([&numbers, &backwards, &numbers, &backwards].map(|some| retry(some))),
+        join_all([&ids, &backwards, &ids, &backwards].map(|some| retry(some))),
         join_all([&from_the_middle, &backwards].map(|some| discard(some)))
     );
-    let (applied, discarded) = (applied.concat(), discarded.concat());
-    let counts = (applied.len(), discarded.len());
-    assert!(counts.0 > 0 && counts.1 > 0, "{counts:?}");
-    let mut both = [applied, discarded].concat();
-    both.sort_unstable();
-    // each once
-    assert_eq!(both, numbers);
-    assert_eq!(db.number(SUM).await, 200 * counts.0 as i64);
+    let (mut applied, discarded): (u64, u64) = (applied.iter().sum(), discarded.iter().sum());
+    assert!(applied > 0 && discarded > 0, "{applied} and {discarded}");
+    // those that another call had locked
+    applied += retry(&ids).await;
+    assert_eq!(applied + discarded, ids.len() as u64);
+    assert_eq!(db.number(SUM).await, 200 * applied as i64);
     db.expect_rejects(&[]).await;
 }
 
 #[tokio::test]
 async fn a_transaction_that_is_cut_off_applies_nothing() {
-    let (db, family, numbers) = six_rejects().await;
+    let (db, family) = six_rejects().await;
     db.run(MEND).await;
-    // after the rows are written, and before the rejects are marked
-    db.run("CREATE TRIGGER late BEFORE UPDATE ON counterfoil_rejects FOR EACH ROW SET @late = SLEEP(5)")
+    // after the rows are written, and before the rejects are deleted
+    db.run("CREATE TRIGGER late BEFORE DELETE ON counterfoil_rejects FOR EACH ROW SET @late = SLEEP(5)")
         .await;
     let retry = tokio::spawn({
-        let (store, family, numbers) = (db.store.clone(), family.clone(), numbers.clone());
-        async move { store.retry_rejects(&family.family, &numbers).await }
+        let (store, family) = (db.store.clone(), family.clone());
+        async move { store.retry_rejects(&family.family, None).await }
     });
     db.run(&format!("KILL {}", sleeping(&db.pool).await)).await;
     refused(retry.await.unwrap(), ErrorKind::Store, "");
     assert_eq!(db.number(SUM).await, 0);
-    assert_eq!(db.rejects().await.len(), 6);
+    assert_eq!(db.rejected_ids().await, IDS);
     db.run("DROP TRIGGER late").await;
-    assert_eq!(db.retry(&family, &numbers).await, [Retried::Applied; 6]);
+    assert_eq!(retry_all(&db.store, &family.family).await, (6, 0, 0));
     assert_eq!(db.number(SUM).await, 6 * 200);
 }
 
 #[tokio::test]
-async fn a_locked_row_delays_its_own_rejects_only() {
-    let (db, family, numbers) = six_rejects().await;
+async fn a_locked_row_delays_its_own_reject_only() {
+    let (db, family) = six_rejects().await;
     db.run(MEND).await;
     db.run("INSERT INTO small VALUES ('bad/1', 0)").await;
     let mut shop = db.pool.begin().await.unwrap();
@@ -242,30 +183,20 @@ async fn a_locked_row_delays_its_own_rejects_only() {
         .execute(&mut *shop)
         .await
         .unwrap();
-    let retried = db.store.retry_rejects(&family.family, &numbers).await;
-    refused(retried, ErrorKind::Busy, "");
-    assert_eq!(db.reject_numbers().await, [numbers[1]]);
-    let one = |at| match at {
-        1 => Retried::Applied,
-        _ => Retried::AppliedBefore,
-    };
-    // it waits a moment for the row
-    let unlocked = async {
-        pause(300).await;
-        shop.rollback().await.unwrap();
-    };
-    let (retried, ()) = tokio::join!(db.retry(&family, &numbers), unlocked);
-    assert_eq!(retried, [0, 1, 2, 3, 4, 5].map(one));
+    assert_eq!(db.retry(&family, &IDS).await, (5, 0, 1));
+    assert_eq!(db.rejected_ids().await, ["bad/1"]);
+    shop.rollback().await.unwrap();
+    assert_eq!(db.retry(&family, &IDS).await, (1, 0, 0));
     assert_eq!(db.number(SUM).await, 6 * 200);
 }
 
 /// 400 made-up addresses, each visited twice.
 #[tokio::test]
-async fn made_up_ids_are_dropped_or_one_reject_each_that_closes_with_its_row() {
+async fn made_up_ids_are_dropped_or_one_reject_each_that_ends_with_its_row() {
     let pair = Pair::new().await;
     pair.sql("CREATE TABLE page (id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL DEFAULT 0)")
         .await;
-    let rejects = "SELECT COUNT(*) FROM counterfoil_rejects WHERE applied_at IS NULL";
+    let rejects = "SELECT COUNT(*) FROM counterfoil_rejects";
     let views = "SELECT COALESCE(SUM(n), 0) FROM page";
     let visit = async |table: Table| {
         let pages = family("pages").table(table.key("id", Text).value("n"));
@@ -295,105 +226,111 @@ async fn made_up_ids_are_dropped_or_one_reject_each_that_closes_with_its_row() {
     assert_eq!(pair.number(views).await, 3 * 2);
 }
 
-/// A reject keeps only a part of this id, which may be the id of another counter.
+/// A reject keeps only a part of an id that is too long. The part may be the id of another counter.
 #[tokio::test]
-async fn an_id_of_which_a_part_is_kept_is_refused_again() {
-    let (db, family, before) = six_rejects().await;
-    assert_eq!(
-        db.add(&family, 1, 1, [(&b"caf\xe9"[..], 1), (&[b'x'; 300], 1)])
-            .await
-            .rejected,
-        2
-    );
+async fn an_id_that_no_row_can_have_is_refused_again() {
+    let (db, family) = six_rejects().await;
+    db.run(MEND).await;
+    let part = "x".repeat(255);
+    let ids = [&b"caf\xe9"[..], &[b'x'; 300], part.as_bytes()];
+    let sums = db.add(&family, 1, 1, ids.map(|id| (id, 200))).await;
+    assert_eq!((sums.rows, sums.rejected), (1, 2));
+    assert_eq!(retry_all(&db.store, &family.family).await, (6, 2, 0));
     let rejects = db.rejects().await;
-    let mut numbers = db.reject_numbers().await;
-    numbers.retain(|number| !before.contains(number));
-    for _ in 0..2 {
-        assert_eq!(db.retry(&family, &numbers).await, [Retried::Refused; 2]);
-    }
-    // with the same reasons
-    assert_eq!(db.rejects().await, rejects);
+    let seen = |one: &Reject| (one.retry_at, one.delta, one.retries, one.reason.clone());
+    let [one, other] = &rejects[..] else {
+        panic!("{rejects:?}")
+    };
+    assert_eq!(seen(one), (None, 200, 1, "the id is not UTF-8".to_owned()));
+    assert_eq!((other.retry_at, other.delta), (None, 200));
+    assert!(other.reason.contains("300 bytes"), "{other:?}");
+    assert_eq!(db.number(SUM).await, 7 * 200);
 }
 
 #[tokio::test]
 async fn rejects_of_other_families_are_left_alone() {
-    let (db, family, numbers) = six_rejects().await;
+    let (db, family) = six_rejects().await;
     db.run(MEND).await;
     let other = db.family(Family::buffered("shop", "other")).await;
-    assert_eq!(db.retry(&other, &numbers).await, [Retried::NotFound; 6]);
-    assert_eq!(db.retry(&family, &[]).await, []);
+    assert_eq!(db.retry(&other, &IDS).await, (0, 0, 0));
+    assert_eq!(retry_all(&db.store, &other.family).await, (0, 0, 0));
+    assert_eq!(db.discard(&other, &IDS).await, 0);
+    assert_eq!(db.retry(&family, &[]).await, (0, 0, 0));
     assert_eq!(db.number(SUM).await, 0);
-}
-
-impl Db {
-    /// Returns the id, sum and number of the deltas of each reject, in the order of the ids.
-    async fn joined(&self) -> Vec<(String, i64, u64)> {
-        let rejects = self.rejects().await.into_iter();
-        let mut joined: Vec<_> = rejects.map(|one| (one.id, one.delta, one.times)).collect();
-        joined.sort();
-        joined
-    }
+    let of_other = db.store.rejects(Some("shop/other"), None, 10).await;
+    assert_eq!(of_other.unwrap(), []);
 }
 
 #[tokio::test]
-async fn equal_rejects_of_an_id_are_one_until_it_is_applied() {
+async fn the_deltas_of_an_id_are_one_reject_with_the_last_reason() {
     let db = Db::new().await;
-    db.run("CREATE TABLE item (id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL)")
+    db.run("CREATE TABLE item (id VARBINARY(255) PRIMARY KEY, n TINYINT NOT NULL)")
         .await;
     let family = db.table("item", by_id(Table::update("item"), Text)).await;
-    let joined = |a, b, times| {
-        let rows = [("a", a), ("b", b)];
-        rows.map(|(id, delta)| (id.to_owned(), delta, times))
+    let rejects = async || {
+        let rejects = db.rejects().await.into_iter();
+        let one = |one: Reject| (one.id, one.delta, one.reason == "no such row");
+        rejects.map(one).collect::<Vec<_>>()
     };
+    let expected = |a, b, is_missing| [("a".to_owned(), a, is_missing), ("b".to_owned(), b, true)];
     for (seq, times) in [(1, 1), (2, 2)] {
-        assert_eq!(
-            db.add(&family, 0, seq, [("a", 1), ("b", 20)])
-                .await
-                .rejected,
-            2
-        );
-        let times = i64::from(times);
-        assert_eq!(
-            db.joined().await,
-            joined(times, 20 * times, times.unsigned_abs())
-        );
+        let sums = db.add(&family, 0, seq, [("a", 1), ("b", 20)]).await;
+        assert_eq!(sums.rejected, 2);
+        assert_eq!(rejects().await, expected(times, 20 * times, true));
     }
     // one transaction with both, as after a change of partitions
     let both = [2, 3].map(|partition| batch(&family, partition, 1, [("a", 100)]));
     assert_eq!(db.apply(&both).await.rejected, 2);
-    let before = db.rejects().await;
-    let [a, b] = &before[..] else {
-        panic!("{before:?}")
-    };
-    assert_eq!((a.delta, a.times, a.partition, a.seq), (202, 4, 3, 1));
-    assert!(a.last_at >= a.at && b.seq == 2);
-
+    assert_eq!(rejects().await, expected(202, 40, true));
     db.run("INSERT INTO item VALUES ('a', 0)").await;
-    assert_eq!(
-        db.retry(&family, &[a.number, b.number]).await,
-        [Retried::Applied, Retried::Refused]
-    );
+    db.adds(&family, 3, [("a", 1000)], (0, 1)).await;
+    assert_eq!(rejects().await, expected(1202, 40, false));
+
+    db.run("ALTER TABLE item MODIFY n INT NOT NULL").await;
+    assert_eq!(db.retry(&family, &["a", "b"]).await, (1, 1, 0));
     db.run("DELETE FROM item").await;
-    db.add(&family, 0, 3, [("a", 5), ("b", 5)]).await;
+    db.add(&family, 0, 4, [("a", 5), ("b", 5)]).await;
+    assert_eq!(rejects().await, expected(5, 45, true));
+    // nothing is left to add
+    db.add(&family, 0, 5, [("a", -5)]).await;
+    assert_eq!(db.retry(&family, &["a"]).await, (1, 0, 0));
+}
+
+/// The sum is added in parts.
+#[tokio::test]
+async fn a_reject_may_be_beyond_the_signed_range() {
+    let db = Db::new().await;
+    let family = db.numbers("big", "BIGINT UNSIGNED").await;
+    db.run("ALTER TABLE big ADD CONSTRAINT few CHECK (n < 100)")
+        .await;
+    for seq in [1, 2] {
+        db.adds(&family, seq, [("1", i64::MAX)], (0, 1)).await;
+    }
+    assert_eq!(db.rejects().await[0].delta, 2 * i128::from(i64::MAX));
+    db.run("ALTER TABLE big DROP CONSTRAINT few").await;
+    assert_eq!(db.retry(&family, &["1"]).await, (0, 0, 1));
+    assert_eq!(db.rejects().await[0].delta, i64::MAX.into());
+    assert_eq!(db.retry(&family, &["1"]).await, (1, 0, 0));
     assert_eq!(
-        db.joined().await,
-        [("a".to_owned(), 5, 1), ("b".to_owned(), 45, 3)]
+        db.number("SELECT n = 18446744073709551614 FROM big").await,
+        1
     );
 }
 
+/// The pause before the next retry doubles, whatever hits arrive meanwhile.
 #[tokio::test]
-async fn a_reject_whose_sum_is_full_is_joined_by_another() {
-    let (db, family, _) = six_rejects().await;
-    let add = async |seq, delta| db.add(&family, 0, seq, [("x", delta)]).await.rejected;
-    for (seq, delta) in [(2, i64::MAX), (3, 200), (4, i64::MAX), (5, -300)] {
-        assert_eq!(add(seq, delta).await, 1, "{delta}");
+async fn the_pauses_of_retries_grow() {
+    let (db, family) = six_rejects().await;
+    const PAUSE: &str = "SELECT ROUND(TIMESTAMPDIFF(MICROSECOND, last_at, retry_at) / 1000000) \
+         FROM counterfoil_rejects WHERE id = 'bad/0'";
+    for (seq, pause) in (2..).zip([5, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 3600, 3600]) {
+        assert_eq!(db.number(PAUSE).await, pause);
+        let until = "SELECT UNIX_TIMESTAMP(retry_at) FROM counterfoil_rejects WHERE id = 'bad/0'";
+        let before = db.number(until).await;
+        db.adds(&family, seq, [("bad/0", 200)], (0, 1)).await;
+        assert_eq!(db.number(until).await, before);
+        assert_eq!(db.retry(&family, &["bad/0"]).await, (0, 1, 0));
     }
-    let rejects = db.rejects().await.into_iter();
-    let sums: Vec<_> = rejects
-        .filter(|one| one.id == "x")
-        .map(|one| (one.delta, one.times))
-        .collect();
-    assert_eq!(sums, [(i64::MAX, 1), (200, 1), (i64::MAX - 300, 2)]);
 }
 
 #[tokio::test]
@@ -409,45 +346,11 @@ async fn deltas_without_a_row_are_dropped_if_the_family_says_so() {
     let applied = db.store.apply(&[mixed], None).await.unwrap();
     assert_eq!((applied.rows, applied.rejected, applied.dropped), (1, 1, 2));
     assert_eq!(db.add(&family, 0, 2, [("a", 1000)]).await.rejected, 1);
-    let reasons = [("\u{fffd}", 1, "UTF-8"), ("a", 1000, "Out of range")];
+    let reasons = [("a", 1000, "Out of range"), ("\u{fffd}", 1, "UTF-8")];
     db.expect_rejects(&reasons).await;
     assert_eq!(db.number("SELECT n FROM item").await, 2);
     // the policy does not identify the family
     db.table("item", by_id(Table::update("item"), Text)).await;
-}
-
-#[tokio::test]
-async fn rejects_that_were_done_long_ago_are_deleted() {
-    let (db, family, numbers) = six_rejects().await;
-    db.run(MEND).await;
-    db.retry(&family, &numbers[..2]).await;
-    db.discard(&numbers[2..4]).await;
-    for (number, days) in [(numbers[0], 91), (numbers[1], 89), (numbers[2], 91)] {
-        db.run(&format!(
-            "UPDATE counterfoil_rejects SET applied_at = NOW() - INTERVAL {days} DAY WHERE number = {number}"
-        ))
-        .await;
-    }
-    db.run("UPDATE counterfoil_rejects SET rejected_at = NOW() - INTERVAL 1 YEAR")
-        .await;
-    let redis = new_redis().await;
-    let counterfoil = Counterfoil::new(redis.manager().await, db.store.clone());
-    let reconciler = counterfoil.reconcile().await;
-    let left = "SELECT COUNT(*) FROM counterfoil_rejects";
-    eventually("two are deleted", async || db.number(left).await == 4).await;
-    reconciler.stop().await;
-    assert_eq!(db.retry(&family, &numbers[..1]).await, [Retried::NotFound]);
-    assert_eq!(db.reject_numbers().await, numbers[4..]);
-
-    let shorter = db.store.clone().keep_rejects(Duration::from_hours(24));
-    let reconciler = Counterfoil::new(redis.manager().await, shorter)
-        .reconcile()
-        .await;
-    eventually("the one of 89 days is deleted", async || {
-        db.number(left).await == 3
-    })
-    .await;
-    reconciler.stop().await;
 }
 
 /// The rejects of several families, of which the others' tables are gone.
@@ -468,7 +371,7 @@ async fn a_table_that_is_gone_holds_up_the_rejects_of_its_own_family_only() {
     db.run(MEND).await;
     let reconciler = counterfoil.reconcile().await;
     eventually("the reject is applied", async || {
-        db.reject_numbers().await.len() == 2
+        db.rejects().await.len() == 2
     })
     .await;
     assert_eq!(db.number("SELECT n FROM small").await, 200);
@@ -480,23 +383,176 @@ async fn a_table_that_is_gone_holds_up_the_rejects_of_its_own_family_only() {
     reconciler.stop().await;
 }
 
-/// Reasons of the greatest length, in one transaction.
+/// Reasons of the greatest length.
 #[tokio::test]
-async fn rejects_with_long_reasons_are_resolved_together() {
+async fn rejects_with_long_reasons_are_taken_page_by_page() {
     let db = Db::new().await;
     let views = db.views().await;
     for part in 0..3 {
         db.run(&format!(
-            "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason)
+            "INSERT INTO counterfoil_rejects (family, id, delta, reason)
              WITH RECURSIVE rejects (id) AS
                  (SELECT 1 UNION ALL SELECT id + 1 FROM rejects WHERE id < 1000)
-             SELECT {}, 0, 1, 1, CONCAT({part}, '/', id), 1, REPEAT('\u{1f600}', 1024) FROM rejects",
+             SELECT {}, CONCAT({part}, '/', id), 1, REPEAT('\u{1f600}', 1024) FROM rejects",
             views.number
         ))
         .await;
     }
-    let numbers = db.reject_numbers().await;
-    assert_eq!(numbers.len(), 3000);
-    assert_eq!(db.discard(&numbers).await, numbers);
+    assert_eq!(
+        db.store.discard_rejects("shop/views", None).await.unwrap(),
+        3000
+    );
     db.expect_rejects(&[]).await;
+}
+
+/// Hopeless rejects, of which so many are due that the reconciler takes many pages for them.
+#[tokio::test]
+async fn a_new_reject_is_retried_before_many_old_ones() {
+    let db = Db::new().await;
+    db.run("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL)")
+        .await;
+    let table = by_id(Table::update("item"), Unsigned);
+    let family = db.table("item", table.clone()).await;
+    let old = random::cases(4_000).max(4_000);
+    for first in (0..old).step_by(1_000) {
+        db.run(&format!(
+            "INSERT INTO counterfoil_rejects (family, id, delta, reason, retry_at)
+             WITH RECURSIVE ids (id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM ids WHERE id < 1000)
+             SELECT {}, CAST(id + {first} AS CHAR), 1, '', NOW() - INTERVAL 1 HOUR FROM ids",
+            family.number
+        ))
+        .await;
+    }
+    db.adds(&family, 1, [("1000000000", 7)], (0, 1)).await;
+    db.run("INSERT INTO item VALUES (1000000000, 0)").await;
+    db.run("UPDATE counterfoil_rejects SET retry_at = NOW() WHERE id = '1000000000'")
+        .await;
+    let redis = new_redis().await;
+    let counterfoil = Counterfoil::new(redis.manager().await, db.store.clone());
+    let _item = counterfoil
+        .opened(Family::buffered("shop", "item").table(table))
+        .await;
+    let reconciler = counterfoil.reconcile().await;
+    let not_yet = "SELECT COUNT(*) FROM counterfoil_rejects WHERE retries = 0";
+    eventually("the new one is applied", async || {
+        db.number("SELECT n FROM item").await == 7
+    })
+    .await;
+    assert!(db.number(not_yet).await > 0);
+    // and each of the others in its turn
+    eventually("the others are retried", async || {
+        db.number(not_yet).await == 0
+    })
+    .await;
+    reconciler.stop().await;
+}
+
+/// A table of children of `product`, which has the ids from 1 to 100.
+async fn children(db: &Db, key: &str, table: fn(&'static str) -> Table) -> Arc<Registered> {
+    db.run(&format!(
+        "CREATE TABLE product (id {key} PRIMARY KEY);
+         INSERT INTO product WITH RECURSIVE ids (id) AS \
+             (SELECT 1 UNION ALL SELECT id + 1 FROM ids WHERE id < 100) SELECT id FROM ids;
+         CREATE TABLE views (id {key} PRIMARY KEY, n TINYINT NOT NULL, \
+             CONSTRAINT of_product FOREIGN KEY (id) REFERENCES product (id))"
+    ))
+    .await;
+    db.table("views", by_id(table("views"), Unsigned)).await
+}
+
+/// Applies a batch of 100 good rows and some bad ones in one transaction. Returns the number of its
+/// statements.
+async fn statements_of(db: &Db, family: &Arc<Registered>, seq: u64, bad: usize) -> (Applied, u64) {
+    let ids = (1..=100).chain(1_000..1_000 + bad);
+    let deltas = ids.map(|id| (id.to_string(), 1));
+    let batch = [batch(family, 0, seq, deltas)];
+    let before = db.store.statements();
+    let applied = db.store.apply(&batch, Some(100_000)).await.unwrap();
+    assert_eq!(
+        (applied.rows, &*applied.progress),
+        (100, &[Progress::Complete][..])
+    );
+    (applied, db.store.statements() - before)
+}
+
+#[tokio::test]
+async fn many_rows_without_a_parent_cost_no_more_statements_than_few() {
+    let db = Db::new().await;
+    let family = children(&db, "INT", Table::upsert).await;
+    // the rows are inserted before
+    statements_of(&db, &family, 1, 1).await;
+    let (few, some) = statements_of(&db, &family, 2, 2).await;
+    let (many, all) = statements_of(&db, &family, 3, 3_000).await;
+    assert_eq!((few.rejected, many.rejected, all), (2, 3_000, some));
+    assert_eq!(db.number("SELECT SUM(n = 3) FROM views").await, 100);
+    let rejects = db.rejects().await;
+    assert_eq!(rejects.len(), 3_000);
+    assert!(rejects.iter().all(|one| one.reason.contains("of_product")));
+    let sums: Vec<_> = rejects.iter().map(|one| one.delta).take(4).collect();
+    assert_eq!(sums, [3, 2, 1, 1]);
+
+    // a reject whose parent exists now is added, among the others
+    db.run("INSERT INTO product VALUES (1002), (2500)").await;
+    assert_eq!(retry_all(&db.store, &family.family).await, (2, 2_998, 0));
+    assert_eq!(
+        db.number("SELECT SUM(n) FROM views WHERE id > 100").await,
+        2
+    );
+}
+
+#[tokio::test]
+async fn many_missing_rows_cost_no_more_statements_than_few() {
+    let db = Db::new().await;
+    let family = children(&db, "INT", Table::update).await;
+    db.run("INSERT INTO views SELECT id, 0 FROM product").await;
+    let (few, some) = statements_of(&db, &family, 1, 2).await;
+    let (many, all) = statements_of(&db, &family, 2, 3_000).await;
+    assert_eq!((few.rejected, many.rejected, all), (2, 3_000, some));
+}
+
+#[tokio::test]
+async fn rows_without_a_parent_are_dropped_if_the_family_says_so() {
+    let db = Db::new().await;
+    let family = children(&db, "INT", Table::upsert_or_drop).await;
+    let (applied, _) = statements_of(&db, &family, 1, 50).await;
+    assert_eq!((applied.rejected, applied.dropped), (0, 50));
+    let single = db.add(&family, 0, 2, [("999", 1), ("7", 100)]).await;
+    assert_eq!((single.rows, single.rejected), (1, 0));
+    // other reasons are kept
+    db.adds(&family, 3, [("7", 100)], (0, 1)).await;
+    db.expect_rejects(&[("7", 100, "Out of range")]).await;
+    // the policy does not identify the family
+    db.table("views", by_id(Table::upsert("views"), Unsigned))
+        .await;
+}
+
+/// INSERT IGNORE would clip the key to one that has a parent, and the value.
+#[tokio::test]
+async fn rows_that_are_refused_for_several_reasons_are_told_apart() {
+    let db = Db::new().await;
+    let family = children(&db, "SMALLINT", Table::upsert).await;
+    db.run("INSERT INTO product VALUES (32767)").await;
+    let good = (1..=50).map(|id| (id.to_string(), 1));
+    let orphans = (200..230).map(|id| (id.to_string(), 1));
+    let bad = [("70000", 1), ("77", 1000)].map(|(id, delta)| (id.to_owned(), delta));
+    let deltas = good.chain(orphans).chain(bad);
+    db.adds(&family, 1, deltas, (50, 32)).await;
+    assert_eq!(
+        db.number("SELECT COUNT(*) FROM views WHERE n = 1").await,
+        50
+    );
+    assert_eq!(db.number("SELECT COUNT(*) FROM views").await, 50);
+    let rejects = db.rejects().await;
+    let of = |id: &str| rejects.iter().find(|one| one.id == id).unwrap();
+    assert!(
+        of("70000")
+            .reason
+            .contains("Out of range value for column 'id'")
+    );
+    assert!(
+        of("77")
+            .reason
+            .contains("Out of range value for column 'n'")
+    );
+    assert!(of("201").reason.contains("of_product"));
 }

@@ -295,9 +295,9 @@ impl Stopping for Reconciler {
 
 /// Asserts that these deltas were rejected, each with a reason that contains the text.
 pub async fn expect_rejects(store: &MysqlStore, expected: &[(&str, i64, &str)]) {
-    let rejects = store.rejects(0, 100_000).await.unwrap();
+    let rejects = store.rejects(None, None, 100_000).await.unwrap();
     let is_expected = |(reject, (id, delta, reason)): (&Reject, &(&str, i64, &str))| {
-        reject.id == *id && reject.delta == *delta && reject.reason.contains(reason)
+        reject.id == *id && reject.delta == (*delta).into() && reject.reason.contains(reason)
     };
     assert!(
         rejects.len() == expected.len() && rejects.iter().zip(expected).all(is_expected),
@@ -589,11 +589,14 @@ pub async fn is_cluster(redis: &RedisServer) {
     .await;
 }
 
-/// Retries the open rejects of this family, all of which are its own.
-pub async fn retry_all(store: &MysqlStore, family: &Family) -> Vec<Retried> {
-    let rejects = store.rejects(0, 10).await.unwrap();
-    let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
-    store.retry_rejects(family, &numbers).await.unwrap()
+/// Retries the rejects of this family. Returns how many were applied, refused and left.
+pub async fn retry_all(store: &MysqlStore, family: &Family) -> (u64, u64, u64) {
+    outcomes(store.retry_rejects(family, None).await.unwrap())
+}
+
+/// Returns how many rejects were applied, refused and left.
+pub fn outcomes(retried: Retried) -> (u64, u64, u64) {
+    (retried.applied, retried.refused, retried.left)
 }
 
 /// Runs SQL that returns nothing.

@@ -84,7 +84,7 @@ pub fn figures(now: &Sample, history: &[Sample]) -> Markup {
             (figure("rate", "Hits per second", &rate(now.rate), &line(|total| total.rate, rate)))
             (figure("pending", "Ids waiting for MySQL", &grouped(now.pending.into()), &line(|total| total.pending as f64, whole)))
             (figure("oldest", "Oldest waiting hit", &oldest, &line(|total| total.oldest_seconds, short)))
-            (figure("open", "Open rejects, drift", &format!("{}, {}", grouped(now.rejects.into()), grouped(now.drifted.into())), &line(open, whole)))
+            (figure("open", "Rejects, drift", &format!("{}, {}", grouped(now.rejects.into()), grouped(now.drifted.into())), &line(open, whole)))
         }
     }
 }

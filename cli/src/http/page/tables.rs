@@ -202,9 +202,9 @@ pub fn rejects(view: &View, wanted: impl Fn(&str, &str) -> bool) -> Markup {
         [
             foreign(&reject.reason),
             html! { (family_link(view, pair, &reject.family)) " " (foreign(&reject.id)) },
-            html! { (format!("{:+}", reject.delta)) @if reject.times > 1 { " in " (number(reject.times)) } },
+            html! { (format!("{:+}", reject.delta)) },
             ago(reject.at, view.at),
-            number(reject.number),
+            number(reject.retries),
         ]
     };
     let columns = [
@@ -212,9 +212,9 @@ pub fn rejects(view: &View, wanted: impl Fn(&str, &str) -> bool) -> Markup {
         ("Counter", "row"),
         ("Refused", "number"),
         ("Since", ""),
-        ("Number", "number wide"),
+        ("Retries", "number wide"),
     ];
-    table("rejects", "Latest open rejects", columns, rejects.map(row))
+    table("rejects", "Latest rejects", columns, rejects.map(row))
 }
 
 /// Renders the latest differences of the `wanted` families, by pair and NAMESPACE/FAMILY.

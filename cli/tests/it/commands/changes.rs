@@ -120,24 +120,21 @@ async fn old_records_are_deleted() {
     site.printed(&["add", "shop/views", "a"]).await;
     site.printed(&["drain"]).await;
     site.sql(
-        "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason, applied_at) VALUES
-           (1, 0, 1, 1, 'a', 1, 'done', NOW() - INTERVAL 9 DAY), (1, 0, 1, 1, 'b', 1, 'done', NOW()),
-           (1, 0, 1, 1, 'c', 1, 'open', NULL);
-         INSERT INTO counterfoil_recounts (family, run, holder, finished_at) VALUES
+        "INSERT INTO counterfoil_recounts (family, run, holder, finished_at) VALUES
            (1, 1, 0, NOW() - INTERVAL 9 DAY), (1, 2, 0, NOW()), (1, 3, 0, NOW() - INTERVAL 9 DAY);
          INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) VALUES
            (1, 1, 'a', 0, 1, 0, 1, ''), (1, 1, 'b', 0, 1, 0, 1, ''), (1, 3, 'a', 0, 1, 0, 1, '')",
     )
     .await;
     let purge = ["purge"];
-    let found = "1 reject that is done, 1 recount with 2 differences";
+    let found = "1 recount with 2 differences";
     let with = |more| [&purge[..], &[more]].concat();
     let planned = site.printed(&with("--dry-run")).await;
     assert_eq!(planned, format!("would be deleted: pair main: {found}\n"));
     site.ends_with(3, &purge).await;
     let deleted = site.printed(&with("--yes")).await;
     assert_eq!(deleted, format!("deleted: pair main: {found}\n"));
-    for (table, left) in [("rejects", 2), ("recounts", 2), ("drift", 1)] {
+    for (table, left) in [("recounts", 2), ("drift", 1)] {
         let count = format!("SELECT COUNT(*) FROM counterfoil_{table}");
         assert_eq!(site.number(&count).await, left, "{table}");
     }
