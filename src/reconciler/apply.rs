@@ -15,6 +15,10 @@ use crate::reconciler::flush::{Fetched, Flusher};
 use crate::reconciler::step::Step;
 use crate::store::{Applied, Progress};
 
+/// The time after which a flush leaves the rest of its batches to a later one, so that others go
+/// first. The ledger has the position.
+const TURN: Duration = Duration::from_secs(3);
+
 /// The time after which a write without a reply counts as failing. A lock ends it within a second
 /// or two.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -45,12 +49,15 @@ impl Flusher {
         results
     }
 
-    /// Applies the batches together, part by part, until each is complete, or one fails. Returns
-    /// the progress of the complete ones, and the error of the others.
+    /// Applies the batches together, part by part, until each is complete, one fails, or the
+    /// [`TURN`] is over. Returns the progress of each, or its error.
     async fn apply_together(&self, batches: &[&Fetched]) -> Vec<Result<Progress>> {
         let (mut stopped, mut left) = (None, Vec::from_iter(0..batches.len()));
         let mut ends = vec![Ok(Progress::Repeated); batches.len()];
-        while !left.is_empty() {
+        let begun = Instant::now();
+        let mut is_first = true;
+        while !left.is_empty() && (is_first || begun.elapsed() < TURN) {
+            is_first = false;
             let some: Vec<_> = left.iter().map(|&index| batches[index]).collect();
             let is_late =
                 *self.stop.borrow() && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE;

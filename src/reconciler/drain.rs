@@ -113,7 +113,7 @@ impl Flusher {
         }
         while let Some(ready) = held.iter().map(|held| held.ready_at).max() {
             tokio::time::sleep_until(ready).await;
-            for (id, end) in self.flush(self.next_flush(&mut held)).await {
+            for (id, end) in self.flush(self.next_flush(&mut held, |_| true)).await {
                 match end {
                     Ok(Flushed::Done) => self.succeeded(Step::Work(Announced::Due(id))),
                     Ok(Flushed::Waits(batch)) => held.push(batch),

@@ -33,6 +33,9 @@ const PAGE: usize = 500;
 /// transaction to cost little.
 const FLUSH_IDS: u64 = 10_000;
 
+/// The number of ids beyond which a family is flushed without others, which would wait for it.
+const MIXED_IDS: u64 = 1_000;
+
 /// The steps of a reconciler, on the connection of its own.
 #[derive(Debug)]
 pub struct Flusher {
@@ -69,6 +72,8 @@ pub struct Held {
     known_since: Instant,
     /// When it may be fetched, by this process's clock. The server's clock decides.
     pub ready_at: Instant,
+    /// Set if an earlier flush applied a part.
+    fetched: Option<Arc<Batch>>,
     /// Set if it could not be applied before, for example because of a lock: other families are not
     /// applied with it.
     pub failed_before: bool,
@@ -83,7 +88,8 @@ pub enum Flushed {
     /// The batch is in the database, or was dropped after a set-back, or another reconciler flushed
     /// it.
     Done,
-    /// It is not durable yet, because the clock of Redis stepped back: flush it later.
+    /// It is not durable yet, because the clock of Redis stepped back, or the flush took so long that
+    /// others go first: flush it later.
     Waits(Held),
 }
 
@@ -207,6 +213,7 @@ impl Flusher {
                     settle,
                     known_since: now,
                     ready_at: now + settle.saturating_sub(cut.settled),
+                    fetched: None,
                     failed_before: false,
                 })
             }
@@ -230,8 +237,14 @@ impl Flusher {
         tracing::Span::current().record("rows", ids);
         let results = self.apply(&fetched).await;
         let (mut applied, mut renewed) = (Vec::with_capacity(fetched.len()), BTreeMap::new());
-        for (one, result) in fetched.into_iter().zip(results) {
+        for (mut one, result) in fetched.into_iter().zip(results) {
             let result = match result {
+                Ok(Progress::Partial { .. }) => {
+                    one.0.ready_at = Instant::now();
+                    one.0.fetched = Some(one.1);
+                    ends.push((one.0.id, Ok(Flushed::Waits(one.0))));
+                    continue;
+                }
                 Err(error) => Err(self.renew(&one.0, error, &mut renewed).await),
                 applied => applied,
             };
@@ -279,7 +292,13 @@ impl Flusher {
         held: Vec<Held>,
         ends: &mut Vec<(PartitionId, Result<Flushed>)>,
     ) -> Vec<Fetched> {
-        let mut fetched = Vec::with_capacity(held.len());
+        let (begun, held): (Vec<_>, Vec<_>) =
+            held.into_iter().partition(|held| held.fetched.is_some());
+        let begun = begun.into_iter().filter_map(|mut held| {
+            let batch = held.fetched.take()?;
+            Some((held, batch))
+        });
+        let mut fetched: Vec<_> = begun.collect();
         let fetch = async |held: &Held| {
             self.partition(&held.opened.family, held.id.1)
                 .fetch(held.cut.id, held.settle, PAGE)
@@ -341,25 +360,30 @@ impl Flusher {
         finished.inspect_err(|_| metrics::retried("release"))
     }
 
-    /// Takes the batches of one flush from `held`: the durable ones, up to [`FLUSH_IDS`] ids, but
-    /// at least one batch. Batches that failed before are taken last, each family for itself.
-    pub fn next_flush(&self, held: &mut Vec<Held>) -> Vec<Held> {
+    /// Takes the batches of one flush from `held`: the durable ones of families that may be flushed,
+    /// up to [`FLUSH_IDS`] ids, but at least one batch. A family with many ids is taken by itself, and
+    /// so is one with batches that failed before, which are taken last.
+    pub fn next_flush(&self, held: &mut Vec<Held>, may_flush: impl Fn(u64) -> bool) -> Vec<Held> {
         let now = Instant::now();
-        let first = held
-            .iter()
-            .filter(|held| held.ready_at <= now)
-            .min_by_key(|held| held.failed_before);
+        let is_ready = |held: &Held| held.ready_at <= now && may_flush(held.id.0);
+        let mut ids: BTreeMap<u64, u64> = BTreeMap::new();
+        for held in held.iter().filter(|held| is_ready(held)) {
+            *ids.entry(held.id.0).or_default() += held.cut.ids;
+        }
+        let is_large = |family| ids.get(&family).is_some_and(|ids| *ids > MIXED_IDS);
+        let ready = held.iter().filter(|held| is_ready(held));
+        let first = ready.min_by_key(|held| held.failed_before);
         let alone = first
-            .filter(|held| held.failed_before)
+            .filter(|held| held.failed_before || is_large(held.id.0))
             .map(|held| held.id.0);
         let mut rows = 0;
         let taken = held.extract_if(.., |held| {
             let fits = rows == 0 || rows + held.cut.ids <= FLUSH_IDS;
             let belongs = match alone {
                 Some(family) => held.id.0 == family,
-                None => !held.failed_before,
+                None => !held.failed_before && !is_large(held.id.0),
             };
-            let takes = fits && belongs && held.ready_at <= now;
+            let takes = fits && belongs && is_ready(held);
             rows += if takes { held.cut.ids } else { 0 };
             takes
         });

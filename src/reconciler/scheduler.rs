@@ -1,7 +1,7 @@
 //! The scheduler: starts searches, rotations and flushes, and limits how much runs at a time.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,16 +40,23 @@ const UPKEEPS: usize = 16;
 /// The pause after a permanent error, such as a missing table.
 const MEND: Duration = Duration::from_secs(30);
 
-/// The number of concurrent flushes: one fetches while two are in the database.
+/// The number of concurrent flushes: one fetches while two are in the database. A family that is being
+/// flushed leaves the last of them to others.
 const FLUSHES: usize = 3;
 
 /// The result of a task of the scheduler.
 enum Finished {
     Swept(Vec<Swept>),
     Rotated(Vec<(PartitionId, Result<Rotated>)>),
-    /// A flush, with the time of its oldest hit.
-    Flushed(Instant, Vec<(PartitionId, Result<Flushed>)>),
+    /// A flush, by its number.
+    Flushed(u64, Vec<(PartitionId, Result<Flushed>)>),
     Kept(u64, Result<Vec<PartitionId>>),
+}
+
+/// A flush that runs.
+struct Flush {
+    families: BTreeSet<u64>,
+    oldest_hit: Instant,
 }
 
 /// The scheduler, which decides when each partition and family is checked.
@@ -62,8 +69,10 @@ pub struct Scheduler {
     /// Batches that are not durable yet or wait for a flush.
     held: Vec<Held>,
     tasks: JoinSet<Finished>,
-    /// The time of the oldest hit of each flush.
-    flushing: Vec<Instant>,
+    /// The flushes by number.
+    flushing: HashMap<u64, Flush>,
+    /// The number of flushes that were started.
+    flushes: u64,
     backoffs: HashMap<Announced, Backoff>,
     /// The number of upkeeps that succeeded of each family that it serves.
     upkeeps: HashMap<u64, u32>,
@@ -80,7 +89,8 @@ impl Scheduler {
             busy: HashMap::new(),
             held: Vec::new(),
             tasks: JoinSet::new(),
-            flushing: Vec::new(),
+            flushing: HashMap::new(),
+            flushes: 0,
             backoffs: HashMap::new(),
             upkeeps: HashMap::new(),
             permits: Arc::new(Semaphore::new(UPKEEPS)),
@@ -140,9 +150,9 @@ impl Scheduler {
     /// Returns the time of the next check or flush.
     fn next_time(&self) -> Instant {
         let checked = self.schedule.next().filter(|_| !self.finishing);
-        let flushed = self
-            .held
-            .iter()
+        let may_flush = self.may_flush(Instant::now());
+        let waiting = self.held.iter().filter(|held| may_flush(held.id.0));
+        let flushed = waiting
             .map(Held::flush_at)
             .min()
             .filter(|_| self.flushing.len() < FLUSHES);
@@ -159,7 +169,7 @@ impl Scheduler {
             .held
             .iter()
             .map(Held::oldest_hit)
-            .chain(self.flushing.iter().copied())
+            .chain(self.flushing.values().map(|flush| flush.oldest_hit))
             .min();
         ::metrics::gauge!(metrics::WAITING_SECONDS)
             .set(oldest.map_or(0.0, |oldest| oldest.elapsed().as_secs_f64()));
@@ -213,10 +223,21 @@ impl Scheduler {
     /// Starts flushes of durable batches, each up to the number of ids that one flush takes.
     fn start_flushes(&mut self) {
         let now = Instant::now();
-        while self.flushing.len() < FLUSHES && self.held.iter().any(|held| held.flush_at() <= now) {
-            let taken = self.flusher.next_flush(&mut self.held);
+        while self.flushing.len() < FLUSHES {
+            let may_flush = self.may_flush(now);
+            let is_due = |held: &Held| held.flush_at() <= now && may_flush(held.id.0);
+            if !self.held.iter().any(is_due) {
+                break;
+            }
+            let taken = self.flusher.next_flush(&mut self.held, may_flush);
             let ids: Vec<_> = taken.iter().map(|held| held.id).collect();
-            let oldest = taken.iter().map(Held::oldest_hit).min().unwrap_or(now);
+            self.flushes += 1;
+            let number = self.flushes;
+            let flush = Flush {
+                families: ids.iter().map(|id| id.0).collect(),
+                oldest_hit: taken.iter().map(Held::oldest_hit).min().unwrap_or(now),
+            };
+            self.flushing.insert(number, flush);
             let flusher = self.flusher.clone();
             self.tasks.spawn(async move {
                 let ended = caught(flusher.flush(taken).map(Ok)).await;
@@ -224,10 +245,19 @@ impl Scheduler {
                     let failed = |id| (id, Err(error.clone()));
                     ids.into_iter().map(failed).collect()
                 });
-                Finished::Flushed(oldest, all)
+                Finished::Flushed(number, all)
             });
-            self.flushing.push(oldest);
         }
+    }
+
+    /// Returns whether a family may begin a flush: one that is being flushed only while another slot
+    /// is free besides, and no other family waits.
+    fn may_flush(&self, now: Instant) -> impl Fn(u64) -> bool + use<> {
+        let flushed = self.flushing.values().flat_map(|flush| &flush.families);
+        let flushed: BTreeSet<_> = flushed.copied().collect();
+        let is_other = |held: &Held| held.flush_at() <= now && !flushed.contains(&held.id.0);
+        let is_left = self.flushing.len() + 1 < FLUSHES && !self.held.iter().any(is_other);
+        move |family| is_left || !flushed.contains(&family)
     }
 
     fn finished(&mut self, finished: Finished) {
@@ -240,10 +270,8 @@ impl Scheduler {
                     self.rotated(id, rotated);
                 }
             }
-            Finished::Flushed(oldest, all) => {
-                if let Some(index) = self.flushing.iter().position(|other| *other == oldest) {
-                    self.flushing.swap_remove(index);
-                }
+            Finished::Flushed(number, all) => {
+                self.flushing.remove(&number);
                 for (id, end) in all {
                     self.flushed(id, end);
                 }

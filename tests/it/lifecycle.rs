@@ -690,3 +690,98 @@ async fn a_batch_that_cannot_be_released_is_a_failing_flush() {
     pair.drain().await;
     assert_eq!(pair.stored().await, 3);
 }
+
+/// Holds the lock for which a trigger waits.
+async fn held_up(pair: &Pair, trigger: &str) -> sqlx::pool::PoolConnection<sqlx::MySql> {
+    pair.sql(&format!(
+        "CREATE TRIGGER held_up BEFORE INSERT ON {trigger} FOR EACH ROW BEGIN \
+         DO GET_LOCK(DATABASE(), 50); DO RELEASE_LOCK(DATABASE()); END"
+    ))
+    .await;
+    let mut holder = pair.pool.acquire().await.unwrap();
+    let hold = sqlx::raw_sql("DO GET_LOCK(DATABASE(), 0)");
+    hold.execute(&mut *holder).await.unwrap();
+    holder
+}
+
+async fn is_stored(counters: &BufferedCounters, id: &str) {
+    let stored = async || counters.stored(&[id]).await.unwrap() == [Some(1)];
+    eventually("the hit is stored", stored).await;
+}
+
+/// Flushes of one family wait in the database.
+#[tokio::test]
+async fn a_family_that_is_flushed_leaves_a_slot_to_others() {
+    const HANGING: &str = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+         WHERE STATE = 'User lock' AND DB = DATABASE()";
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE slow (id INT PRIMARY KEY, n INT NOT NULL)")
+        .await;
+    let table = keyed(Table::upsert("slow"), [("id", Signed)]);
+    let slow = pair.open(family("slow").table(table)).await;
+    let fast = pair.open(family("fast")).await;
+    // one id of each partition
+    let mut ids = [None; 4];
+    for id in 0..100 {
+        let partition = pair.number(&format!("SELECT CRC32('{id}') % 4")).await;
+        ids[partition as usize].get_or_insert(id);
+    }
+    let holder = held_up(&pair, "slow").await;
+    let reconciler = pair.reconcile().await;
+    for (id, (batches, hanging)) in ids.into_iter().flatten().zip([(1, 1), (2, 2), (3, 2)]) {
+        slow.count(&id.to_string(), 1).await;
+        let waits = async || {
+            let cut = pair.redis.run("KEYS cf1:{test/slow/*}:batch").await;
+            let cut: Vec<String> = cut.unwrap();
+            cut.len() == batches && pair.number(HANGING).await == hanging
+        };
+        eventually("its batch waits", waits).await;
+    }
+    fast.count("a", 1).await;
+    is_stored(&fast, "a").await;
+    assert_eq!(pair.number(HANGING).await, 2);
+    assert_eq!(pair.number("SELECT COUNT(*) FROM slow").await, 0);
+    drop(holder.detach());
+    let all = async || pair.number("SELECT COUNT(*) FROM slow").await == 3;
+    eventually("the others are stored", all).await;
+    reconciler.stop().await;
+}
+
+/// Three families have work for half a minute each, in short transactions.
+#[tokio::test]
+async fn a_long_flush_gives_way_to_others() {
+    const ROWS: i64 = 300;
+    let pair = Pair::new().await;
+    let fast = pair.open(family("fast")).await;
+    let reconciler = pair
+        .counterfoil
+        .reconciler()
+        .max_rows(1)
+        .start()
+        .await
+        .unwrap();
+    let count = async |name: &str| pair.number(&format!("SELECT COUNT(*) FROM {name}")).await;
+    let names = ["slow_1", "slow_2", "slow_3"];
+    for name in names {
+        pair.sql(&format!(
+            "CREATE TABLE {name} (id INT PRIMARY KEY, n INT NOT NULL); \
+             CREATE TRIGGER sleeps_{name} BEFORE INSERT ON {name} FOR EACH ROW SET @s = SLEEP(0.1)"
+        ))
+        .await;
+        let table = keyed(Table::upsert(name), [("id", Signed)]);
+        let slow = pair.open(family(name).partitions(1).table(table)).await;
+        let hits: Vec<_> = (0..ROWS).map(|id| (id.to_string(), 1)).collect();
+        join_all(hits.iter().map(|(id, delta)| slow.count(id, *delta))).await;
+        eventually("it is flushed", async || count(name).await > 0).await;
+    }
+    fast.count("a", 1).await;
+    is_stored(&fast, "a").await;
+    for name in names {
+        assert!(count(name).await < ROWS, "{name}");
+        pair.sql(&format!("DROP TRIGGER sleeps_{name}")).await;
+    }
+    for name in names {
+        eventually("the rest", async || count(name).await == ROWS).await;
+    }
+    reconciler.stop().await;
+}

@@ -556,3 +556,54 @@ async fn rows_that_are_refused_for_several_reasons_are_told_apart() {
     );
     assert!(of("201").reason.contains("of_product"));
 }
+
+/// The writes of many bad rows wait for a lock meanwhile. `COUNTERFOIL_CASES` sets their number.
+#[tokio::test]
+async fn another_familys_hits_arrive_while_one_has_many_bad_rows() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE product (id INT PRIMARY KEY); INSERT INTO product VALUES (1); \
+         CREATE TABLE seen (id INT PRIMARY KEY, n INT NOT NULL, FOREIGN KEY (id) REFERENCES product (id)); \
+         CREATE TRIGGER held_up BEFORE INSERT ON counterfoil_rejects FOR EACH ROW BEGIN \
+         DO GET_LOCK(DATABASE(), 50); DO RELEASE_LOCK(DATABASE()); END",
+    )
+    .await;
+    let table = by_id(Table::upsert("seen"), Unsigned);
+    let seen = pair.open(family("seen").table(table)).await;
+    let other = pair.open(family("other")).await;
+    let bad = u64::from(random::cases(3_000));
+    for first in (1..=bad).step_by(1_000) {
+        let some = (first..=bad.min(first + 999)).map(|id| (id + 1).to_string());
+        let some: Vec<_> = some.collect();
+        join_all(some.iter().map(|id| seen.count(id, 1))).await;
+    }
+    seen.count("1", 1).await;
+    let mut holder = pair.pool.acquire().await.unwrap();
+    let hold = sqlx::raw_sql("DO GET_LOCK(DATABASE(), 0)");
+    hold.execute(&mut *holder).await.unwrap();
+    let reconciler = pair.reconcile().await;
+    let locks = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+         WHERE STATE = 'User lock' AND DB = DATABASE()";
+    eventually("bad rows wait", async || pair.number(locks).await > 0).await;
+    other.count("a", 1).await;
+    eventually("the other's hit is stored", async || {
+        other.stored(&["a"]).await.unwrap() == [Some(1)]
+    })
+    .await;
+    assert!(pair.number(locks).await > 0);
+    assert_eq!(
+        pair.number("SELECT COUNT(*) FROM counterfoil_rejects")
+            .await,
+        0
+    );
+    drop(holder.detach());
+    pair.drain().await;
+    eventually("all of them are rejects", async || {
+        pair.number("SELECT COUNT(*) FROM counterfoil_rejects")
+            .await
+            == bad as i64
+    })
+    .await;
+    assert_eq!(pair.number("SELECT n FROM seen").await, 1);
+    reconciler.stop().await;
+}
