@@ -46,6 +46,8 @@ metrics! {
     REJECTS = "counterfoil_rejects_total", describe_counter;
     /// Rejects that their rows took after all.
     REJECTS_APPLIED = "counterfoil_rejects_applied_total", describe_counter;
+    /// Refused deltas that were lost, because there were as many rejects as `max_rejects` allows.
+    REJECTS_LOST = "counterfoil_rejects_lost_total", describe_counter;
     /// Rejects that were discarded.
     REJECTS_DISCARDED = "counterfoil_rejects_discarded_total", describe_counter;
     /// Deltas without a row, or whose row has no parent, that were dropped, as `Table::update_or_drop`
@@ -122,6 +124,7 @@ pub(crate) fn begin_reconciler() {
         REJECTS,
         REJECTS_APPLIED,
         REJECTS_DISCARDED,
+        REJECTS_LOST,
         WITHOUT_ROW,
     ] {
         metrics::counter!(name).increment(0);

@@ -45,7 +45,11 @@ pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
 
 /// Returns the store alone. Its first use connects to MySQL.
 pub fn store(config: &PairConfig) -> MysqlStore {
-    MysqlStore::new(pool(config, config.connections))
+    let store = MysqlStore::new(pool(config, config.connections));
+    match config.max_rejects {
+        Some(most) => store.max_rejects(most),
+        None => store,
+    }
 }
 
 /// Returns a separate connection, to check that MySQL is up.

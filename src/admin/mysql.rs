@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::store::mysql::session::{Session, UnitOfWork};
 use crate::store::mysql::statement::{Statement, quoted, table_name};
+use crate::store::mysql::target::Target;
 use crate::store::mysql::{MysqlStore, fault, schema};
 use crate::store::{Registered, Store};
 
@@ -16,6 +17,8 @@ use crate::store::{Registered, Store};
 const PACKET: u64 = 8_388_608;
 /// The least limit of the rows of a reply: a read of the ledger has one for each partition.
 const ROWS: u64 = 1_000_000;
+/// The number of rows of a table that a check reads.
+const CHECKED: u64 = 100_000;
 
 impl MysqlStore {
     /// Checks the database and the families' tables, and returns what an operator should know or
@@ -98,6 +101,32 @@ impl MysqlStore {
         clock::finding("mysql", time, &asked, effect)
     }
 
+    /// Searches the first rows of a table for a value that no counter has. A user who may not read them
+    /// has another finding.
+    async fn beyond_range(&self, target: &Target) -> Option<Finding> {
+        if !target.unsigned {
+            return None;
+        }
+        let select = Statement::new(format!(
+            "SELECT CAST(COUNT(*) AS UNSIGNED) FROM (SELECT {} AS n FROM {} LIMIT {CHECKED}) AS v WHERE v.n > {}",
+            quoted(&target.value),
+            target.name,
+            i64::MAX
+        ));
+        let rows = self.primary.read_one("rows were not read", select).await;
+        let (rows,): (u64,) = rows.ok()?;
+        (rows > 0).then(|| {
+            Finding::error(
+                format!("mysql table {}", target.name),
+                format!(
+                    "{rows} row(s) have more than {}: reading them is an error",
+                    i64::MAX
+                ),
+                "Correct the values: a counter is a signed 64-bit number",
+            )
+        })
+    }
+
     /// Checks the tables that the families write, each once: their definitions and, if the server
     /// accepts writes, this user's privileges. Fails if the server refuses all of them.
     async fn table_findings(
@@ -118,6 +147,13 @@ impl MysqlStore {
             let name = table_name(table.name);
             findings.extend(self.probe(&name, columns, privileges).await?);
         }
+        if let Ok(Some(most)) = self.has_max_rejects().await {
+            findings.push(Finding::error(
+                "mysql table counterfoil_rejects".to_owned(),
+                format!("it has {most} rejects, as many as max_rejects allows: further ones are lost"),
+                "Remove their reasons, discard them (`counterfoil rejects discard`), or raise max_rejects",
+            ));
+        }
         let registered = if families.iter().any(|family| family.table.is_some()) {
             self.families().await.unwrap_or_default()
         } else {
@@ -130,6 +166,7 @@ impl MysqlStore {
                     let privileges = first(if target.inserts { 3 } else { 2 });
                     let probed = self.probe(&target.name, target.columns(), privileges);
                     findings.extend(probed.await?);
+                    findings.extend(self.beyond_range(&target).await);
                     findings.extend(shared_column(family, &registered));
                     let described = |one: &&Family| one.table == family.table;
                     let refused = families.iter().filter(described);

@@ -70,7 +70,7 @@ impl Flusher {
             match applied {
                 Ok(applied) => {
                     record(&applied);
-                    self.warn_of_rejects(applied.rejected);
+                    self.warn_of_rejects(applied.rejected, applied.lost);
                     for (&index, progress) in left.iter().zip(applied.progress) {
                         if let Progress::Partial { left } = progress {
                             let family = &batches[index].1.family.family;
@@ -143,12 +143,13 @@ impl Flusher {
         }
     }
 
-    fn warn_of_rejects(&self, rejected: u64) {
-        if rejected > 0
+    fn warn_of_rejects(&self, rejected: u64, lost: u64) {
+        if rejected + lost > 0
             && let Some(transactions) = self.failures.lock().count("rejects".to_owned())
         {
             tracing::warn!(
                 rejected,
+                lost,
                 transactions,
                 "the database refused rows: see counterfoil_rejects"
             );
@@ -163,4 +164,5 @@ fn record(applied: &Applied) {
     ::metrics::counter!(metrics::ROWS).increment(applied.rows);
     ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
     ::metrics::counter!(metrics::WITHOUT_ROW).increment(applied.dropped);
+    ::metrics::counter!(metrics::REJECTS_LOST).increment(applied.lost);
 }

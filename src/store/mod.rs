@@ -102,6 +102,9 @@ pub struct Applied {
     /// [`Table::update_or_drop`](crate::Table::update_or_drop) and
     /// [`Table::upsert_or_drop`](crate::Table::upsert_or_drop) ask for.
     pub dropped: u64,
+    /// The number of refused deltas that were lost, because there are as many rejects as the store
+    /// keeps.
+    pub lost: u64,
 }
 
 /// A ledger row's content: the last batch of a partition and incarnation that reached the database,

@@ -37,6 +37,8 @@ pub struct PairConfig {
     pub allow_evicting: bool,
     /// The time for which records of what happened are kept.
     pub keep_history: Duration,
+    /// The maximum number of rejects, if it is set.
+    pub max_rejects: Option<u64>,
     pub families: Vec<FamilyConfig>,
 }
 
@@ -119,6 +121,7 @@ pub struct PairEntry {
     #[serde(default)]
     allow_evicting: bool,
     keep_history: Option<Time>,
+    max_rejects: Option<u64>,
 }
 
 impl PairConfig {
@@ -224,6 +227,7 @@ impl PairEntry {
             create_tables: self.create_tables,
             allow_evicting: self.allow_evicting,
             keep_history: self.keep_history.map_or(KEEP_HISTORY, |time| time.0),
+            max_rejects: self.max_rejects,
             families: Vec::new(),
         })
     }

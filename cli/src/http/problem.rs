@@ -66,6 +66,10 @@ impl From<Error> for Problem {
     fn from(error: Error) -> Self {
         let (status, advice) = match error.kind() {
             ErrorKind::InvalidInput => (StatusCode::BAD_REQUEST, None),
+            ErrorKind::Range => (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                Some("correct the row: a value is a signed 64-bit number"),
+            ),
             ErrorKind::Mismatch => (
                 StatusCode::CONFLICT,
                 Some("run `counterfoil check` to compare the family's settings"),

@@ -1270,3 +1270,39 @@ async fn families_that_the_daemon_has_not_read_yet_are_unavailable() {
     })
     .await;
 }
+
+/// Packages repeat a request after a status from 500 on.
+#[tokio::test]
+async fn a_value_beyond_the_signed_range_is_an_error_of_the_request() {
+    let site = Site::new().await;
+    site.sql(
+        "CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, n BIGINT UNSIGNED NOT NULL);
+         INSERT INTO item VALUES (1, 9223372036854775808), (2, 7)",
+    )
+    .await;
+    let table = "table = { name = \"item\", write = \"update\", keys = [[\"id\", \"unsigned\"]], value = \"n\" }";
+    for kind in ["buffered", "cached"] {
+        site.configure(&format!(
+            "[[family]]\nname = \"shop/{kind}\"\nkind = \"{kind}\"\n{table}"
+        ));
+        let daemon = site.daemon().await;
+        ready(&daemon).await;
+        let value = async |id: u8| {
+            let path = format!("/api/v1/values?family=shop/{kind}&id={id}");
+            get(&daemon, &path).await
+        };
+        eventually("the family is served", async || {
+            value(2).await.status == 200
+        })
+        .await;
+        let beyond = value(1).await;
+        assert_eq!(beyond.status, 422, "{}", beyond.body);
+        assert!(
+            beyond.body.contains("9223372036854775808"),
+            "{}",
+            beyond.body
+        );
+        daemon.signal("TERM");
+        daemon.ended().await;
+    }
+}

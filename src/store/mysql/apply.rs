@@ -9,7 +9,7 @@ use super::add::{self, Cause, Delta, Refused};
 use super::families;
 use super::fault;
 use super::ledger::{self, Locked};
-use super::rejects;
+use super::rejects::{self, Limit};
 use super::session::{Session, UnitOfWork};
 use super::target::Target;
 use crate::error::{Error, Result};
@@ -44,6 +44,7 @@ pub async fn apply(
         batches: batches.to_vec(),
         targets,
         max_rows: max_rows.unwrap_or(default),
+        max_rejects: mysql.max_rejects.clone(),
         out,
     };
     let failed = "batches were not written";
@@ -71,6 +72,7 @@ struct Apply {
     /// The target of each batch.
     targets: Vec<Arc<Target>>,
     max_rows: u64,
+    max_rejects: Arc<Limit>,
     out: Option<Guard>,
 }
 
@@ -164,14 +166,15 @@ impl UnitOfWork for Apply {
             refusal.cause == Cause::Missing && batch.family.family.drops_without_row()
         };
         let (dropped, rejected): (Vec<_>, Vec<_>) = rejected.partition(is_dropped);
-        rejects::write(transaction, &rejected).await?;
+        let lost = rejects::write(transaction, &self.max_rejects, &rejected).await?;
         let applied = Applied {
             progress: advance.progress,
             rows,
-            rejected: rejected.len() as u64,
+            rejected: rejected.len() as u64 - lost,
             dropped: dropped.len() as u64,
+            lost,
         };
-        if taken.len() as u64 == applied.rows + applied.rejected + applied.dropped {
+        if taken.len() as u64 == applied.rows + applied.rejected + applied.dropped + applied.lost {
             Ok(Some(applied))
         } else {
             Err(sqlx::Error::Protocol(format!(

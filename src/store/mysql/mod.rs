@@ -77,6 +77,7 @@ pub struct MysqlStore {
     /// families.
     creates_tables: bool,
     has_tables: Arc<AtomicBool>,
+    max_rejects: Arc<rejects::Limit>,
 }
 
 /// The time for which the definition of a table counts as known.
@@ -104,6 +105,7 @@ impl MysqlStore {
             targets: targets(KNOWN_FOR),
             creates_tables: false,
             has_tables: Arc::default(),
+            max_rejects: Arc::default(),
         }
     }
 

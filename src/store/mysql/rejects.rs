@@ -5,11 +5,14 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
+
+use parking_lot::Mutex;
 
 use super::MysqlStore;
 use super::add::{self, Cause, Refusal, Refused};
 use super::families;
+use super::fault;
 use super::json::{self, I64, ID, INPUT, U64, hex};
 use super::session::{Session, UnitOfWork};
 use super::statement::{Statement, text, time, unix_ms};
@@ -87,8 +90,70 @@ pub const BY_ID: &str = "counterfoil_rejects AS r FORCE INDEX (PRIMARY) \
 /// A delta of a batch, and its refusal.
 pub type Rejected<'b> = (&'b Batch, &'b (Vec<u8>, i64), &'b Refusal);
 
-/// Adds the refused deltas to the rejects of their ids.
-pub async fn write(transaction: &mut Session, refused: &[Rejected<'_>]) -> Result<(), sqlx::Error> {
+/// The limit of the number of rejects. Each process counts them now and then, and meanwhile the ones
+/// that it inserts, so several processes may exceed it a little.
+#[derive(Debug)]
+pub struct Limit {
+    most: u64,
+    /// The number of further rejects, and the time of the count.
+    room: Mutex<Option<(u64, Instant)>>,
+}
+
+impl Limit {
+    /// The default of [`MysqlStore::max_rejects`].
+    const MOST: u64 = 1_000_000;
+    /// The time between counts.
+    const COUNTED: Duration = Duration::from_mins(1);
+
+    fn new(most: u64) -> Self {
+        let room = Mutex::default();
+        Limit { most, room }
+    }
+
+    /// Returns the number of further rejects.
+    async fn room(&self, transaction: &mut Session) -> Result<u64, sqlx::Error> {
+        let known = *self.room.lock();
+        if let Some((room, _)) = known.filter(|(_, counted)| counted.elapsed() < Limit::COUNTED) {
+            return Ok(room);
+        }
+        let counted = Instant::now();
+        let rejects = transaction.fetch(count_up_to(self.most)).await?;
+        let rejects = rejects.first().map_or(0, |&(rejects,)| rejects);
+        let room = self.most.saturating_sub(rejects);
+        *self.room.lock() = Some((room, counted));
+        Ok(room)
+    }
+
+    fn use_up(&self, inserted: u64) {
+        if let Some((room, _)) = &mut *self.room.lock() {
+            *room = room.saturating_sub(inserted);
+        }
+    }
+}
+
+impl Default for Limit {
+    fn default() -> Self {
+        Limit::new(Limit::MOST)
+    }
+}
+
+/// Returns the statement that counts rejects, up to this number.
+fn count_up_to(most: u64) -> Statement {
+    const COUNT: &str = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM \
+         (SELECT 1 FROM counterfoil_rejects FORCE INDEX (newest) LIMIT ?) AS r";
+    Statement::new(COUNT).bind(most)
+}
+
+/// Adds the refused deltas to the rejects of their ids. Returns the number of those that are lost,
+/// because they have no reject, and there are as many as the limit allows.
+pub async fn write(
+    transaction: &mut Session,
+    limit: &Limit,
+    refused: &[Rejected<'_>],
+) -> Result<u64, sqlx::Error> {
+    if refused.is_empty() {
+        return Ok(0);
+    }
     let input = json::table([
         ("family", U64),
         ("pause", U64),
@@ -116,11 +181,42 @@ pub async fn write(transaction: &mut Session, refused: &[Rejected<'_>]) -> Resul
     let mut rows: Vec<_> = refused.iter().map(row).collect();
     // all transactions lock rejects in this order
     rows.sort_unstable_by(|one, other| (one.0, &one.3).cmp(&(other.0, &other.3)));
+    let room = limit.room(transaction).await?;
+    let all = rows.len() as u64;
+    if room < all {
+        let ids = rows.iter().map(|row| (row.0, &row.3));
+        let exists = existing(transaction, ids).await?;
+        let (mut exists, mut room) = (exists.into_iter(), room);
+        rows.retain(|_| {
+            let joins = exists.next() == Some(true);
+            let fits = joins || room > 0;
+            room -= u64::from(fits && !joins);
+            fits
+        });
+    }
     for rows in statements(&rows, |row| row.3.len() + row.4.len()) {
         let upsert = upsert.clone().bind_rows(rows);
-        transaction.execute(upsert).await?;
+        let changed = transaction.execute(upsert).await?;
+        // 1 for an inserted row and 2 for another
+        limit.use_up((2 * rows.len() as u64).saturating_sub(changed));
     }
-    Ok(())
+    Ok(all - rows.len() as u64)
+}
+
+/// Returns for each id of a family, in hexadecimal digits, whether it has a reject.
+async fn existing<'i>(
+    transaction: &mut Session,
+    ids: impl Iterator<Item = (u64, &'i String)>,
+) -> Result<Vec<bool>, sqlx::Error> {
+    let select = Statement::new(format!(
+        "SELECT CAST({INPUT}.pos AS UNSIGNED), r.id IS NOT NULL FROM {} \
+         LEFT JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) \
+         ON r.family = {INPUT}.family AND r.id = UNHEX({INPUT}.id)",
+        json::table([("family", U64), ("id", ID)])
+    ));
+    let ids: Vec<_> = ids.collect();
+    let rows = transaction.fetch(select.bind_rows(&ids)).await?;
+    json::by_position(rows, ids.len())
 }
 
 /// Returns the pause after a refusal, given the number of refused retries; 0 if there is no retry.
@@ -208,6 +304,11 @@ impl Kept {
 
 impl UnitOfWork for Take {
     type Output = Taken;
+
+    /// After a lock timeout others go first.
+    fn is_repeated(error: &sqlx::Error) -> bool {
+        fault::is_conflict(error) && !fault::is_locked(error)
+    }
 
     async fn run(&self, transaction: &mut Session) -> Result<Taken, sqlx::Error> {
         // also orders this against the begin of a recount
@@ -378,8 +479,8 @@ impl Take {
         }
         let insert = Statement::new(format!(
             "INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) \
-             SELECT c.family, c.run, UNHEX({INPUT}.id), 0, 0, 0, 0, '' FROM {} STRAIGHT_JOIN counterfoil_recounts AS c \
-             ON c.family = ? AND c.finished_at IS NULL AND c.holder <> 0 \
+             SELECT c.family, c.run, UNHEX({INPUT}.id), 0, 0, 0, 0, '' FROM counterfoil_recounts AS c STRAIGHT_JOIN {} \
+             WHERE c.family = ? AND c.finished_at IS NULL AND c.holder <> 0 \
              ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta",
             json::table([("id", ID)])
         ));
@@ -399,6 +500,26 @@ fn parsed(digits: &str) -> i128 {
 }
 
 impl MysqlStore {
+    /// Sets about how many rejects are kept, of all families together. Defaults to a million. If there
+    /// are as many, a refused delta of an id without a reject is lost and counted in
+    /// [`REJECTS_LOST`](metrics::REJECTS_LOST), and [`check`](crate::Counterfoil::check) reports an
+    /// error.
+    #[must_use]
+    pub fn max_rejects(mut self, most: u64) -> Self {
+        self.max_rejects = Arc::new(Limit::new(most));
+        self
+    }
+
+    /// Returns the maximum number of rejects if there are as many.
+    pub(crate) async fn has_max_rejects(&self) -> Result<Option<u64>> {
+        let most = self.max_rejects.most;
+        let count = self
+            .primary
+            .read_one("rejects were not counted", count_up_to(most));
+        let (rejects,): (u64,) = count.await?;
+        Ok((rejects >= most).then_some(most))
+    }
+
     /// Returns up to `limit` rejects of a family, `NAMESPACE/FAMILY`, or of all families, by family and
     /// id. `after` is the [cursor](Reject::cursor) of the last one of the page before.
     ///

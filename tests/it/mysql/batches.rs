@@ -25,7 +25,7 @@ fn part(progress: impl Into<Vec<Progress>>, rows: u64, rejected: u64) -> Applied
         progress: progress.into(),
         rows,
         rejected,
-        dropped: 0,
+        ..Applied::default()
     }
 }
 

@@ -191,3 +191,20 @@ async fn a_check_that_is_dropped_leaves_no_setting_behind() {
                  AND @@lock_wait_timeout = @@GLOBAL.lock_wait_timeout";
     assert_eq!(one.number(waits).await, 1);
 }
+
+#[tokio::test]
+async fn a_value_that_no_counter_has_is_found() {
+    let db = Db::new().await;
+    let family = db.numbers("big", "BIGINT UNSIGNED").await;
+    let is_found = async || {
+        let findings = db.store.check(std::slice::from_ref(&family.family)).await;
+        is_found(&findings, Severity::Error, &["big", "9223372036854775807"])
+    };
+    db.run("INSERT INTO big VALUES (1, 9223372036854775807), (2, 9223372036854775808)")
+        .await;
+    assert!(is_found().await);
+    let read = db.store.read(&family, &["2"], &[], ReadFrom::Primary).await;
+    refused(read, ErrorKind::Range, "9223372036854775808");
+    db.run("UPDATE big SET n = 7 WHERE id = 2").await;
+    assert!(!is_found().await);
+}

@@ -479,7 +479,7 @@ async fn statements_of(db: &Db, family: &Arc<Registered>, seq: u64, bad: usize) 
 async fn many_rows_without_a_parent_cost_no_more_statements_than_few() {
     let db = Db::new().await;
     let family = children(&db, "INT", Table::upsert).await;
-    // the rows are inserted before
+    // the first transaction inserts the rows, and counts the rejects
     statements_of(&db, &family, 1, 1).await;
     let (few, some) = statements_of(&db, &family, 2, 2).await;
     let (many, all) = statements_of(&db, &family, 3, 3_000).await;
@@ -505,8 +505,10 @@ async fn many_missing_rows_cost_no_more_statements_than_few() {
     let db = Db::new().await;
     let family = children(&db, "INT", Table::update).await;
     db.run("INSERT INTO views SELECT id, 0 FROM product").await;
-    let (few, some) = statements_of(&db, &family, 1, 2).await;
-    let (many, all) = statements_of(&db, &family, 2, 3_000).await;
+    // the first transaction also counts the rejects
+    statements_of(&db, &family, 1, 1).await;
+    let (few, some) = statements_of(&db, &family, 2, 2).await;
+    let (many, all) = statements_of(&db, &family, 3, 3_000).await;
     assert_eq!((few.rejected, many.rejected, all), (2, 3_000, some));
 }
 
@@ -606,4 +608,43 @@ async fn another_familys_hits_arrive_while_one_has_many_bad_rows() {
     .await;
     assert_eq!(pair.number("SELECT n FROM seen").await, 1);
     reconciler.stop().await;
+}
+
+#[tokio::test]
+async fn rejects_beyond_the_limit_are_lost_and_reported() {
+    let (db, family) = six_rejects().await;
+    let store = db.store.clone().max_rejects(8);
+    let apply = async |seq, deltas: &[(&str, i64)]| {
+        let batch = batch(&family, 0, seq, deltas.iter().copied());
+        let applied = store.apply(&[batch], None).await.unwrap();
+        (applied.rows, applied.rejected, applied.lost)
+    };
+    let is_found = async || {
+        let findings = store.check(&[family.family.clone()]).await;
+        findings
+            .iter()
+            .any(|one| one.message.contains("max_rejects"))
+    };
+    assert_eq!(apply(2, &[("a", 200), ("good", 1)]).await, (1, 1, 0));
+    assert!(!is_found().await);
+    // the existing ones take further deltas
+    let many = [
+        ("a", 200),
+        ("b", 200),
+        ("bad/0", 200),
+        ("c", 200),
+        ("good", 1),
+    ];
+    assert_eq!(apply(3, &many).await, (1, 3, 1));
+    assert!(is_found().await);
+    assert_eq!(apply(4, &[("c", 200), ("bad/0", 200)]).await, (0, 1, 1));
+    let rejects = db.rejects().await;
+    let sums: Vec<_> = rejects.iter().map(|one| (&*one.id, one.delta)).collect();
+    let first = [("a", 400), ("b", 200), ("bad/0", 600)];
+    assert_eq!((sums.len(), &sums[..3]), (8, &first[..]));
+    // another process counts anew
+    db.discard(&family, &IDS).await;
+    let other = db.store.clone().max_rejects(8);
+    let batch = batch(&family, 0, 5, [("c", 200)]);
+    assert_eq!(other.apply(&[batch], None).await.unwrap().lost, 0);
 }
