@@ -281,7 +281,7 @@ pub struct Which {
     #[arg(requires = "family")]
     pub ids: Vec<String>,
     /// All rejects of all families
-    #[arg(long, conflicts_with = "family")]
+    #[arg(long, conflicts_with_all = ["family", "ids"])]
     pub all: bool,
 }
 

@@ -40,9 +40,9 @@ const UPKEEPS: usize = 16;
 /// The pause after a permanent error, such as a missing table.
 const MEND: Duration = Duration::from_secs(30);
 
-/// The number of concurrent flushes: one fetches while two are in the database. A family that is being
-/// flushed leaves the last of them to others.
-const FLUSHES: usize = 3;
+/// The number of concurrent flushes: one fetches while two are in the database, and a family that is
+/// being flushed leaves the last one to others.
+const FLUSHES: usize = 4;
 
 /// The result of a task of the scheduler.
 enum Finished {
