@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::step::Step;
 
 /// The pause between retries.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The pause while further retries are due.
-const SHORT_PAUSE: Duration = Duration::from_secs(1);
+/// The shortest pause while further retries are due. It is as long as the last ones took, so that the
+/// database has as much time for others.
+const SHORT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Retries the due rejects of the families in use again and again, a page of each family at a time.
 pub async fn retry_rejects(flusher: Arc<Flusher>) {
@@ -20,6 +21,7 @@ pub async fn retry_rejects(flusher: Arc<Flusher>) {
         return;
     };
     loop {
+        let begun = Instant::now();
         let retry = async {
             let families = shared.opened();
             let registered: Vec<_> = families.iter().filter_map(|one| one.known()).collect();
@@ -28,7 +30,7 @@ pub async fn retry_rejects(flusher: Arc<Flusher>) {
         // boxed to keep the task small
         let has_more = flusher.noted(Step::Rejects, Box::pin(retry)).await;
         sleep(match has_more {
-            Ok(true) => SHORT_PAUSE,
+            Ok(true) => begun.elapsed().clamp(SHORT_PAUSE, PAUSE),
             _ => PAUSE,
         })
         .await;
