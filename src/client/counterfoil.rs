@@ -176,11 +176,7 @@ impl Counterfoil {
 
     /// Registers the family; returns `None` if the database is unreachable.
     async fn register(&self, family: &Family) -> Result<Option<Registered>> {
-        let register = async {
-            let registered = self.shared.store.register(family).await?;
-            self.shared.warn_of_sessions().await;
-            Ok::<_, Error>(registered)
-        };
+        let register = self.shared.store.register(family);
         let error = match timeout(REGISTERING, register).await {
             Ok(Ok(registered)) => return Ok(Some(registered)),
             Ok(Err(error)) if !error.is_retryable() => return Err(error),

@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 
 use futures_util::future::join;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::OnceCell;
 
 use crate::admin;
 use crate::connection::topology::Topology;
@@ -31,8 +30,6 @@ pub struct Shared {
     pub store: Arc<dyn Store>,
     families: RwLock<Families>,
     allow_evicting: AtomicBool,
-    /// Set once the settings of the database's sessions were checked.
-    sessions_checked: OnceCell<()>,
     /// The kinds for which Redis was found safe.
     safe_for: Mutex<HashSet<&'static str>>,
     pub work: Arc<Work>,
@@ -60,7 +57,6 @@ impl Shared {
             store,
             families: RwLock::default(),
             allow_evicting: AtomicBool::default(),
-            sessions_checked: OnceCell::default(),
             safe_for: Mutex::default(),
             work: Arc::default(),
             closed: Arc::default(),
@@ -215,15 +211,6 @@ impl Shared {
                 calls().await
             }
             result => result,
-        }
-    }
-
-    /// Logs a warning, once, if sessions of the database have settings with which batches may not
-    /// arrive.
-    pub async fn warn_of_sessions(&self) {
-        if let Some(mysql) = self.store.as_mysql() {
-            let check = || mysql.warn_of_sessions();
-            self.sessions_checked.get_or_init(check).await;
         }
     }
 

@@ -39,7 +39,7 @@ struct Listed<'a> {
 async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
     let mut listed = Vec::new();
     for pair in &context.config.pairs {
-        let rejects = open_rejects(&pair::store(pair), limit, family).await;
+        let rejects = open_rejects(&pair::store(pair)?, limit, family).await;
         let rejects = rejects.map_err(Failure::of_pair(&pair.name))?;
         listed.push((pair.name.as_str(), rejects));
     }
@@ -147,7 +147,7 @@ struct Left {
 
 async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let pair = context.pair()?;
-    let store = pair::store(pair);
+    let store = pair::store(pair)?;
     let (selected, not_found) = select(&store, which).await?;
     let mut outcome = apply(&store, selected).await?;
     outcome.not_found = not_found;
@@ -235,7 +235,7 @@ async fn discard(
     dry_run: bool,
 ) -> Result<Exit, Failure> {
     let pair = context.pair()?;
-    let store = pair::store(pair);
+    let store = pair::store(pair)?;
     let (selected, not_found) = select(&store, which).await?;
     if dry_run {
         return print_rejects(context, vec![(&pair.name, selected)]);

@@ -619,20 +619,21 @@ async fn a_url_with_an_unknown_parameter_is_refused() {
         ),
         ("postgres://nobody@127.0.0.1:1/none", "not mysql://"),
         // nothing would ever reach the database
-        ("mysql://nobody@127.0.0.1:1", "names no database"),
+        ("mysql://nobody@127.0.0.1:1", "name no database"),
         (
             "mysql://nobody@127.0.0.1:1/?ssl-mode=DISABLED",
-            "names no database",
+            "name no database",
         ),
     ] {
         let pair = Counterfoil::builder().redis(redis.url()).mysql(url);
         refused(pair.connect().await, InvalidInput, words);
-        refused(MysqlStore::connect_lazy(url), InvalidInput, words);
+        refused(MysqlStore::new(url), InvalidInput, words);
     }
     let known =
         "mysql://nobody@127.0.0.1:1/none?sslmode=DISABLED&timezone=%2B00:00&charset=utf8mb4";
-    MysqlStore::connect_lazy(known).unwrap();
-    let options = counterfoil::mysql_options("mysql://nobody@[::1]:1/none").unwrap();
+    MysqlStore::new(known).unwrap();
+    let options =
+        counterfoil::IntoMysqlOptions::into_mysql_options("mysql://nobody@[::1]:1/none").unwrap();
     assert_eq!(options.get_host(), "::1");
 }
 

@@ -155,7 +155,7 @@ impl Pair {
 
     pub async fn on(options: RedisOptions, mysql: &MysqlServer) -> Self {
         let pool = database_on(mysql).await;
-        let plain = Plain::on(options, MysqlStore::new(pool.clone())).await;
+        let plain = Plain::on(options, MysqlStore::new(&pool).unwrap()).await;
         Pair { pool, plain }
     }
 
@@ -476,7 +476,11 @@ pub async fn database() -> MySqlPool {
 
 async fn database_on(mysql: &MysqlServer) -> MySqlPool {
     let (_, pool) = mysql.database("test").await;
-    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
+    MysqlStore::new(&pool)
+        .unwrap()
+        .create_tables()
+        .await
+        .unwrap();
     pool
 }
 
