@@ -298,8 +298,7 @@ pub const READ_ONLY: &str = "CAST(@@GLOBAL.read_only AS CHAR)";
 // suspended or cut off meanwhile, the server rolls back after 10 s. With the default of 8 hours it
 // would hold the rows, and the application's own updates of them would fail after 50 s. Between
 // transactions a connection may be idle for longer.
-const BEGIN: &str = "SET SESSION wait_timeout = 10; START TRANSACTION; \
-     SELECT 2, CAST(@@GLOBAL.read_only AS CHAR) AS text";
+const BEGIN: &str = "SET SESSION wait_timeout = 10; START TRANSACTION";
 const COMMIT: &str = "COMMIT; SET SESSION wait_timeout = DEFAULT";
 const ROLLBACK: &str = "ROLLBACK; SET SESSION wait_timeout = DEFAULT";
 
@@ -359,7 +358,8 @@ impl Session {
     }
 
     async fn begin(&mut self) -> Result<(), sqlx::Error> {
-        let rows = self.packet(BEGIN.to_owned(), 3).await?;
+        let begin = format!("{BEGIN}; SELECT 2, {READ_ONLY} AS text");
+        let rows = self.packet(begin, 3).await?;
         // a user with further privileges may write where read_only is set, also on a replica
         self.refuse_read_only(&rows)
     }
