@@ -277,7 +277,7 @@ async fn every_surface_tells_of_an_outage() {
                 "fails, will retry",
                 "server=\"mysql\"",
                 "shop/views",
-                "read-only",
+                "accepts no writes",
             ],
         })
         .await;
