@@ -1202,8 +1202,7 @@ async fn too_many_reads_are_refused_for_a_moment() {
         sql("UNLOCK TABLES").execute(&mut *lock).await.unwrap();
     };
     let (replies, ()) = tokio::join!(reads, unlock);
-    let (done, refused): (Vec<_>, Vec<_>) =
-        replies.iter().partition(|reply| reply.status == 200);
+    let (done, refused): (Vec<_>, Vec<_>) = replies.iter().partition(|reply| reply.status == 200);
     assert_eq!((done.len(), refused.len()), (2, 4), "{replies:?}");
     for reply in refused {
         assert_eq!(
