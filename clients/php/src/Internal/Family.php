@@ -13,8 +13,9 @@ abstract class Family {
     private const MAX_N = 2 ** 53;
     /** Numbers grow by random steps, which differ in two machines that were resumed from one snapshot. */
     private const MAX_STEP = 2 ** 20;
-    /** The daemon takes what is wanted every second. */
     private const CONFIGURING_NS = 3_000_000_000;
+    /** The daemon takes what is wanted so often. */
+    private const WANTED_US = 200_000;
     protected const ROUNDS = 10;
     private const ID_BYTES = 255;
 
@@ -72,7 +73,9 @@ abstract class Family {
         try {
             return $this->session->send(new Call($script, $keys, $args));
         } catch (OutcomeUnknown $error) {
-            throw $error->withClass($error->isTemporary ? NotCounted::class : Misconfigured::class);
+            $isPassing = in_array($error->reason, Driver::PASSING, true);
+            $class = $isPassing ? NotCounted::class : Misconfigured::class;
+            throw new $class($error->reason, $error->getMessage(), isTemporary: $isPassing, previous: $error->getPrevious());
         }
     }
 
@@ -129,23 +132,41 @@ abstract class Family {
 
     /** Returns the reply of family_epoch, of a family that is as it was known. */
     private function askRedis(array $keys, ?array $known): array {
-        $end = min(hrtime(true) + self::CONFIGURING_NS, $this->session->deadline());
-        $args = [static::KIND, $known['partitions'] ?? '', '', ''];
         $family = "{$this->session->namespace}/$this->name";
-        $keys = [...$keys, ...str_replace(':calls', ':requests', $keys)];
-        while (($reply = $this->read('family_epoch', $keys, $args))[0] === 'UNCONFIGURED') {
-            $refusal = $reply[1] ?? '';
-            if ($refusal !== '') throw new Misconfigured('UNCONFIGURED', "the daemon refuses $family: $refusal");
-            $why = $this->announce($family);
-            if ($this->session->pause($end)) continue;
-            throw new NotCounted('UNCONFIGURED', "no daemon has configured $family: declare it in counterfoil.toml, and run"
-                . " the daemon$why", isTemporary: true);
-        }
+        $args = [static::KIND, $known['partitions'] ?? '', '', ''];
+        $ask = function () use (&$reply, $family, $keys, $args): bool {
+            $reply = $this->awaitConfigured($family, $keys, $args);
+            return true;
+        };
+        $refusal = $this->session->outageOf($family)->refusal($ask);
+        if ($refusal !== null) throw $refusal;
+        if ($reply === null) $ask();
         if ($reply[0] === 'OK') return $reply;
         $this->known = [];
         $this->session->share(static::KIND, $keys[0], null);
         $isOther = $reply[1] !== static::KIND;
         throw new Misconfigured($reply[0], "$family " . ($isOther ? "is $reply[1], not " . static::KIND : "has $reply[2] partitions now"));
+    }
+
+    /** Returns the reply of family_epoch, as soon as a daemon has configured the family. */
+    private function awaitConfigured(string $family, array $keys, array $args): array {
+        $end = min(hrtime(true) + self::CONFIGURING_NS, $this->session->deadline());
+        $keys = [...$keys, ...str_replace(':calls', ':requests', $keys)];
+        while (($reply = $this->read('family_epoch', $keys, $args))[0] === 'UNCONFIGURED') {
+            $refusal = $reply[1] ?? '';
+            if ($refusal !== '') throw new Misconfigured('UNCONFIGURED', "the daemon refuses $family: $refusal");
+            $why = $this->announce($family);
+            if ($this->session->pause($end, self::WANTED_US)) continue;
+            $error = self::unconfigured($family, $why);
+            $this->session->outageOf($family)->begin($error);
+            throw $error;
+        }
+        return $reply;
+    }
+
+    public static function unconfigured(string $family, string $why): NotCounted {
+        $what = "no daemon has configured $family: declare it in counterfoil.toml, and run the daemon$why";
+        return new NotCounted('UNCONFIGURED', $what, isTemporary: true);
     }
 
     /** Announces the family to the daemon, which may know it. Returns why that failed. */
@@ -249,7 +270,8 @@ abstract class Family {
         if (is_int($word) || preg_match('/^[A-Z]/', $word) === 0) return (int) $word;
         $parts = explode(':', $word);
         $value = isset($parts[1]) ? (int) $parts[1] : null;
-        throw new NotCounted($parts[0], isTemporary: $parts[0] === 'NOCALENDAR', value: $value);
+        $message = $value === null ? '' : "the value stays $value";
+        throw new NotCounted($parts[0], $message, $value, isTemporary: $parts[0] === 'NOCALENDAR');
     }
 
     /**
