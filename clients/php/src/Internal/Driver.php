@@ -8,7 +8,7 @@ use Throwable;
 /** A client object of a Redis library. Its constructor refuses options that change what is sent or received. */
 abstract class Driver {
     /** The reasons of errors after which the same call may succeed. */
-    public const PASSING = ['no reply', 'UNREACHABLE', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'NOREPLICAS', 'TRYAGAIN',
+    private const PASSING = ['no reply', 'UNREACHABLE', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'NOREPLICAS', 'TRYAGAIN',
         'READONLY'];
 
     /**
@@ -56,6 +56,11 @@ abstract class Driver {
         // Redis 6.2 puts the code of a command within a script into the text
         preg_match('/^(?:ERR Error running script.*: -?)?([A-Z]+)\b/', $error, $code);
         return self::coded($code[1] ?? 'ERR', $error, $previous);
+    }
+
+    /** Returns if the same call may succeed. */
+    public static function isPassing(CounterfoilException $error): bool {
+        return in_array($error->reason, self::PASSING, true);
     }
 
     private static function coded(string $code, string $message, ?Throwable $previous): CounterfoilException {

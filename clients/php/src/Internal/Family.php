@@ -73,7 +73,7 @@ abstract class Family {
         try {
             return $this->session->send(new Call($script, $keys, $args));
         } catch (OutcomeUnknown $error) {
-            $isPassing = in_array($error->reason, Driver::PASSING, true);
+            $isPassing = Driver::isPassing($error);
             $class = $isPassing ? NotCounted::class : Misconfigured::class;
             throw new $class($error->reason, $error->getMessage(), isTemporary: $isPassing, previous: $error->getPrevious());
         }

@@ -72,7 +72,7 @@ final class Session {
                 return $reply;
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, another server may not be READONLY
-                $this->isBroken = $isPassing = in_array($error->reason, Driver::PASSING, true);
+                $this->isBroken = $isPassing = Driver::isPassing($error);
                 // the library of the application may have sent it before it was refused
                 $mayFollowAnother = $call->isUnsure && $call->fence !== [] && $error->reason !== 'NOSCRIPT'
                     && !$this->isOwn && $this->driver->resends;
@@ -202,7 +202,7 @@ final class Session {
             $this->driver(self::PROBE_S)->evaluate(true, self::$hashes['family_epoch'], count($names), $words, self::PROBE_S);
             return true;
         } catch (CounterfoilException $error) {
-            $this->isBroken = in_array($error->reason, Driver::PASSING, true);
+            $this->isBroken = Driver::isPassing($error);
             return !in_array($error->reason, self::DOWN, true);
         }
     }

@@ -253,11 +253,12 @@ abstract class SummingFamily extends Family {
     }
 
     private function drop(string|int $key, int $n, CounterfoilException $error): void {
+        if (self::$isOver) {
+            $outcome = $error instanceof OutcomeUnknown ? 'outcome unknown' : 'not counted';
+            $number = &self::$lost[$this->name]["$outcome: {$error->getMessage()}"];
+            $number++;
+        }
         $this->dropped[] = [$this->subjectOf($key), $n, $error];
-        if (!self::$isOver) return;
-        $outcome = $error instanceof OutcomeUnknown ? 'outcome unknown' : 'not counted';
-        $number = &self::$lost[$this->name]["$outcome: {$error->getMessage()}"];
-        $number++;
     }
 
     /** Returns where sums wait for later requests. */
