@@ -85,10 +85,8 @@ impl Writer {
         })
     }
 
-    /// Asks for the epochs of calls to this partition again, and so configures the family where
-    /// Redis has lost it.
-    pub async fn renew(&self, partition: u32) -> Result<()> {
-        self.queue.route.renew(partition).await
+    pub fn route(&self) -> &Route {
+        &self.queue.route
     }
 
     /// Returns whether the writer no longer counts, because its runtime has ended.

@@ -55,7 +55,7 @@ impl<'a> Request<'a> {
     }
 
     /// Returns the partition that counts the request, the same one in every process.
-    fn partition(&self, family: &Family) -> u32 {
+    pub fn partition(&self, family: &Family) -> u32 {
         // a wide family may use any partition
         family
             .home_of(self.id.as_bytes())

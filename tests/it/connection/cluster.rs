@@ -348,11 +348,11 @@ async fn a_dead_node_holds_up_no_hits_on_others() {
     let rig = Rig::start(options, Durability::Immediate).await;
     let other = rig.over(connect(builder(&rig.cluster)).await);
     let views = other.opened(family("views").partitions(PARTITIONS)).await;
-    let (mut alive, dead) = (vec![], 0);
+    let (mut alive, mut lost, dead) = (vec![], vec![], 0);
     for (partition, slot) in (0..).zip(rig.slots("views").await) {
-        if rig.cluster.primary_of_slot(slot).await != dead {
-            alive.push(ids_of(views.family(), partition, 1).remove(0));
-        }
+        let is_lost = rig.cluster.primary_of_slot(slot).await == dead;
+        let ids = if is_lost { &mut lost } else { &mut alive };
+        ids.push(ids_of(views.family(), partition, 1).remove(0));
     }
     rig.drain().await;
     let reconciler = rig.counterfoil.reconcile().await;
@@ -367,6 +367,16 @@ async fn a_dead_node_holds_up_no_hits_on_others() {
         }
         let arrive = async || rig.stored("%").await == round * number;
         eventually("the hits on other nodes", arrive).await;
+    }
+    // a read of the dead node waits for its limit once
+    views.get(&lost[0]).await.unwrap_err();
+    refused(
+        views.get(&lost[0]).await,
+        ErrorKind::Redis,
+        "has not replied for",
+    );
+    for id in &alive {
+        assert_eq!(views.get(id).await.unwrap(), 2);
     }
     reconciler.stop().await;
 
