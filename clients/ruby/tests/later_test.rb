@@ -187,7 +187,7 @@ class LaterTest < ClientTest
 
   def test_close_tries_again_in_an_outage
     attempts = 0
-    away = failing { (attempts += 1) < 5 && Redis::CannotConnectError }
+    away = failing { (attempts += 1) < 7 && Redis::CannotConnectError } # more than the probes of 5 s
     counterfoil = client(away, retry_for: 0, is_own: true, later_every: 60)
     counterfoil.buffered("views").later(@id, 5)
     capture_io { assert_raises(Counterfoil::NotCounted) { counterfoil.flush } }
