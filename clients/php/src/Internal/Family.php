@@ -26,13 +26,15 @@ abstract class Family {
     /** A call that may be repeated later, so that its caller makes no other. */
     protected ?Call $sent = null;
     protected int $process;
+    /** Namespace and name. */
+    protected readonly string $path;
 
     /** @internal use Counterfoil */
     public function __construct(protected readonly Session $session, public readonly string $name) {
         $this->process = getmypid();
-        $names = "$session->namespace/$name";
-        if (preg_match('#^([a-z0-9_.-]{1,64}(/|$)){2}$#D', $names) === 1) return;
-        throw new Misconfigured('BADKEY', "a name has 1 to 64 of a-z, 0-9, _, . and -, not $names");
+        $this->path = "$session->namespace/$name";
+        if (preg_match('#^([a-z0-9_.-]{1,64}(/|$)){2}$#D', $this->path) === 1) return;
+        throw new Misconfigured('BADKEY', "a name has 1 to 64 of a-z, 0-9, _, . and -, not $this->path");
     }
 
     /**
@@ -132,33 +134,32 @@ abstract class Family {
 
     /** Returns the reply of family_epoch, of a family that is as it was known. */
     private function askRedis(array $keys, ?array $known): array {
-        $family = "{$this->session->namespace}/$this->name";
         $args = [static::KIND, $known['partitions'] ?? '', '', ''];
-        $ask = function () use (&$reply, $family, $keys, $args): bool {
-            $reply = $this->awaitConfigured($family, $keys, $args);
+        $ask = function () use (&$reply, $keys, $args): bool {
+            $reply = $this->awaitConfigured($keys, $args);
             return true;
         };
-        $refusal = $this->session->outageOf($family)->refusal($ask);
+        $refusal = $this->session->outageOf($this->path)->refusal($ask);
         if ($refusal !== null) throw $refusal;
         if ($reply === null) $ask();
         if ($reply[0] === 'OK') return $reply;
         $this->known = [];
         $this->session->share(static::KIND, $keys[0], null);
         $isOther = $reply[1] !== static::KIND;
-        throw new Misconfigured($reply[0], "$family " . ($isOther ? "is $reply[1], not " . static::KIND : "has $reply[2] partitions now"));
+        throw new Misconfigured($reply[0], "$this->path " . ($isOther ? "is $reply[1], not " . static::KIND : "has $reply[2] partitions now"));
     }
 
     /** Returns the reply of family_epoch, as soon as a daemon has configured the family. */
-    private function awaitConfigured(string $family, array $keys, array $args): array {
+    private function awaitConfigured(array $keys, array $args): array {
         $end = min(hrtime(true) + self::CONFIGURING_NS, $this->session->deadline());
         $keys = [...$keys, ...str_replace(':calls', ':requests', $keys)];
         while (($reply = $this->read('family_epoch', $keys, $args))[0] === 'UNCONFIGURED') {
             $refusal = $reply[1] ?? '';
-            if ($refusal !== '') throw new Misconfigured('UNCONFIGURED', "the daemon refuses $family: $refusal");
-            $why = $this->announce($family);
+            if ($refusal !== '') throw new Misconfigured('UNCONFIGURED', "the daemon refuses $this->path: $refusal");
+            $why = $this->announce();
             if ($this->session->pause($end, self::WANTED_US)) continue;
-            $error = self::unconfigured($family, $why);
-            $this->session->outageOf($family)->begin($error);
+            $error = self::unconfigured($this->path, $why);
+            $this->session->outageOf($this->path)->begin($error);
             throw $error;
         }
         return $reply;
@@ -170,9 +171,9 @@ abstract class Family {
     }
 
     /** Announces the family to the daemon, which may know it. Returns why that failed. */
-    private function announce(string $family): string {
+    private function announce(): string {
         try {
-            $isNoted = $this->read('family_want', ['cf1:wanted'], [$family])[0] === 'OK';
+            $isNoted = $this->read('family_want', ['cf1:wanted'], [$this->path])[0] === 'OK';
             return $isNoted ? '' : '; cf1:wanted is full, since no daemon takes names';
         } catch (CounterfoilException $error) {
             return "; the daemon was not asked for it: {$error->getMessage()}";
@@ -196,7 +197,7 @@ abstract class Family {
 
     /** @return list<string> */
     protected function keys(int $partition, string ...$names): array {
-        $tag = "cf1:{{$this->session->namespace}/$this->name/$partition}:";
+        $tag = "cf1:{{$this->path}/$partition}:";
         foreach ($names as &$name) $name = $tag . $name;
         return $names;
     }

@@ -236,7 +236,7 @@ abstract class SummingFamily extends Family {
         $left = self::$isOver ? array_intersect_key($numbers, $kept) : [];
         if ($left !== []) $left = $this->parked()?->put($left) ?? $left;
         if ($kept !== [] && $left === [] && Shared::add("waiting {$this->key()}", true)) {
-            error_log("counterfoil: sums of {$this->session->namespace}/$this->name wait: " . reset($kept)->getMessage());
+            error_log("counterfoil: sums of $this->path wait: " . reset($kept)->getMessage());
         }
         foreach ($left as $key => $n) $this->drop($key, $n, $kept[$key] ?? reset($kept));
         foreach ($numbers as $key => $n) {
@@ -291,6 +291,6 @@ abstract class SummingFamily extends Family {
 
     /** Returns what tells the family from others of the machine. */
     private function key(): string {
-        return "{$this->session->server()} {$this->session->namespace}/$this->name " . static::KIND;
+        return "{$this->session->server()} $this->path " . static::KIND;
     }
 }
