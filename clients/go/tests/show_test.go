@@ -111,8 +111,8 @@ func (quiet) Printf(context.Context, string, ...any) {}
 
 // Pages while servers refuse connections, are silent, or are behind a firewall that drops packets.
 func TestShowPagesWithoutServers(t *testing.T) {
-	if os.Getenv("COUNTERFOIL_OUTAGES") == "" {
-		t.Skip("it takes long, and needs a machine to itself: set COUNTERFOIL_OUTAGES")
+	if os.Getenv("COUNTERFOIL_LONG") == "" {
+		t.Skip("it takes long, and needs a machine to itself: set COUNTERFOIL_LONG")
 	}
 	redis.SetLogger(quiet{})
 	log.SetOutput(io.Discard)
