@@ -134,6 +134,7 @@ export class Sender {
 
   /** Sends a command once, and waits for its reply for `ms`, or for the timeout if that is less. */
   private async once(command: (string | Buffer)[], key: string, ms: number): Promise<unknown> {
+    this.checkOpen(); // or the connection would be blamed
     const state = this.redis.state();
     if (state === 'closed') throw new Misconfigured('CLOSED', 'connect it; node-redis needs a reconnectStrategy');
     if (state === 'away') throw unreachable(this.redis.failure);

@@ -93,13 +93,13 @@ export abstract class Later<Hit> {
   private drop({ hit, n }: Sum<Hit>, error: CounterfoilError): void {
     const { onError } = this.options;
     if (onError) process.nextTick(onError, this.family.name, this.idOf(hit), n, error);
-    else if (!this.failure) this.warn(error instanceof OutcomeUnknown ? 'has an unknown outcome' : 'was not counted', error);
+    else if (!this.failure) this.warn(`${n} for ${this.idOf(hit)} ${error instanceof OutcomeUnknown ? 'have an unknown outcome' : 'were not counted'}`, error);
     this.failure ??= error;
     this.failed += 1;
   }
 
   private warn(what: string, error: CounterfoilError): void {
-    process.emitWarning(`later() of ${this.family.name} ${what}: ${error.message}`, 'CounterfoilWarning');
+    process.emitWarning(`later() of ${this.family.name}: ${what}: ${error.message}`, 'CounterfoilWarning');
   }
 
   private async sendSums(): Promise<void> {
@@ -121,6 +121,6 @@ export abstract class Later<Hit> {
         if (!mayPass || !this.put(sum)) this.drop(sum, error);
       }
     }
-    if (this.unsent && !before && !this.family.isClosing) this.warn('waits', this.unsent);
+    if (this.unsent && !before && !this.family.isClosing) this.warn('sums wait', this.unsent);
   }
 }

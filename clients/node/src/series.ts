@@ -40,14 +40,14 @@ export class Series extends Later<Moment> {
   }
 
   /** Returns a window of this name, such as `60s` or `day`: all its slices, the oldest first. The last one is not over. */
-  async get(id: Id, label: string): Promise<Slice[]> {
-    const name = textOf(id, LONGEST_NAME);
+  async get(name: Id, label: string): Promise<Slice[]> {
+    const series = textOf(name, LONGEST_NAME);
     const deadline = this.family.deadlineOfRead();
     const epoch = await this.family.describe(deadline);
     const { labels } = epoch.settings;
     if (!labels.includes(label)) throw new NotCounted('BADARG', `${this.family.name} has no ${label}, but ${labels}`);
-    const partition = this.family.partition(name, epoch);
-    const window = this.family.keys(partition, `series:${label}:${name}`);
+    const partition = this.family.partition(series, epoch);
+    const window = this.family.keys(partition, `series:${label}:${series}`);
     const keys = [...this.family.keys(this.family.home(partition), ...CALENDARS), ...window];
     const texts = await this.family.readOfHome('series_get', partition, keys, label, deadline);
     const [starts = [], counts = []] = texts.map((text) => String(text).split(' '));

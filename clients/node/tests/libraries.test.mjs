@@ -333,7 +333,7 @@ test('a family that the daemon refuses: an error at once with its reason, and su
   assert.ok(performance.now() - begun < 400);
   refused.later('page', 3);
   await assert.rejects(refused.flush(), { name: 'Misconfigured', message: /1 sums wait/ });
-  assert.match((await warning)[0].message, /later\(\) of own\/refused waits: UNCONFIGURED/);
+  assert.match((await warning)[0].message, /later\(\) of own\/refused: sums wait: UNCONFIGURED/);
   await configure('refused', 1);
   await refused.flush();
   assert.equal(await refused.add('page'), 4);
