@@ -86,7 +86,7 @@ class ErrorsTest < ClientTest
     views = client(redis, retry_for: 1, later_every: 60).buffered(family)
     reasons = ->(count) { Array.new(count) { reason(Counterfoil::NotCounted) { views.add(@id) } }.uniq }
     assert_equal ["UNCONFIGURED"], reasons.(1)
-    assert_includes 2..5, asked # five times a second
+    assert_operator asked, :<=, 5 # it asks so often in a second
     before, begun = asked, Process.clock_gettime(Process::CLOCK_MONOTONIC)
     assert_equal ["UNCONFIGURED"], reasons.(50)
     views.later(@id, 5)

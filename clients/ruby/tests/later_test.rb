@@ -75,7 +75,8 @@ class LaterTest < ClientTest
     assert_match(/2 sums/, error.message)
     assert_equal [["hits", @id, 4, "BADTIME"], ["daily", "#{"x" * 250}/2026-11-25", 1, "BADID"]],
                  errors.map { |family, id, number, error| [family.delete_prefix("#{NAMESPACE}/"), id, number, error.reason] }
-    assert_equal [3, [2, 1], 1], [hits.get(@id, "day").last[1], readers.now(@id), daily.value(@id, "2026-11-25")]
+    visitors = @counterfoil.visitors("daily").value(@id, "2026-11-25")
+    assert_equal [3, [2, 1], 1], [hits.get(@id, "day").last[1], readers.now(@id), visitors]
     %i[later first_visit].each { |call| assert_raises(Counterfoil::NotCounted) { daily.public_send(call, @id, "2026-02-30", "v") } }
     assert_raises(Counterfoil::NotCounted) { hits.later(@id, 0) }
     assert_raises(Counterfoil::NotCounted) { readers.later("", 1) }

@@ -54,7 +54,7 @@ class Counterfoil
     # Sends all sums for the last time, in a few seconds. Those that are left are dropped.
     def finish
       @is_over = true # what another block of at_exit adds is sent at once
-      @mutex.synchronize { start_anew if forked? }
+      @mutex.synchronize { forked? ? start_anew : @thread&.kill } # when it has sent what it took
       began, left = Limit.now, @left
       sending = send_aside(left) { send_to_the_end }
       sending.join(left)
