@@ -359,7 +359,7 @@ return [
         $name = 'late-' . bin2hex(random_bytes(4));
         [$views, $id] = [(new Counterfoil($redis, NS))->buffered($name), id()];
         same(true, fails(NotCounted::class, 'UNCONFIGURED', fn() => $views->add($id))->isTemporary);
-        same(true, $redis->asked > 1 && $redis->asked <= 6, "it asked $redis->asked times in a second");
+        same(true, $redis->asked <= 6, "it asked $redis->asked times in a second");
         [$asked, $began] = [$redis->asked, hrtime(true)];
         for ($i = 0; $i < 50; $i++) $error = fails(NotCounted::class, 'UNCONFIGURED', fn() => $views->add($id));
         same('UNCONFIGURED: no daemon has configured ' . NS . "/$name: declare it in counterfoil.toml, and run the daemon", $error->getMessage());
