@@ -14,7 +14,6 @@ use crate::client::seeding::{Read, Seeding};
 use crate::error::{Error, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
-use crate::scripts::bundle;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{PairResult, Partition, Ticket, Update};
 use crate::writer::{Deadline, Progress, Request};
@@ -365,9 +364,6 @@ impl CachedCounters {
             let shared = &self.handle.shared;
             let home = shared.home(self.family(), *number);
             let (seeded, values) = join(partition.seed(&home, &seeds), read).await;
-            if seeded.as_ref().is_err_and(bundle::crosses_slots) {
-                shared.topology.found_cluster();
-            }
             values.map(|values| (seeded, values))
         });
         let mut missing = Vec::new();

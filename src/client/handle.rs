@@ -187,15 +187,12 @@ impl Handle {
 
     /// Makes a read that needs the settings at the home of a partition's calls. If they are others
     /// than this process knows, or Redis lost them, the error is one after which a read is repeated.
-    pub async fn read_of_home<T, F>(&self, number: u32, read: impl Fn(Keys) -> F) -> Result<T>
+    pub async fn read_of_home<T, F>(&self, number: u32, read: impl FnOnce(Keys) -> F) -> Result<T>
     where
         F: Future<Output = Result<Option<T>>>,
     {
-        let call = || {
-            let home = self.shared.topology.home_of(number);
-            read(Keys::new(self.family(), home))
-        };
-        if let Some(read) = self.shared.by_topology(call).await? {
+        let home = self.shared.home(self.family(), number);
+        if let Some(read) = read(home).await? {
             return Ok(read);
         }
         self.writer.route().renew(number).await?;
@@ -240,8 +237,8 @@ impl Handle {
         }
     }
 
-    /// Returns the reply of Redis to a read of this partition, or an error at the deadline. During an
-    /// outage it asks nothing.
+    /// Returns the reply of Redis to a read of this partition, or an error at the end of the read.
+    /// During an outage it asks nothing.
     pub async fn ask<T>(
         &self,
         number: u32,
@@ -251,7 +248,7 @@ impl Handle {
         let route = self.writer.route();
         route.outage(number).check(self.family()).await?;
         let late = |_| Err(self.late(ErrorKind::Redis, self.timeouts.read));
-        let reply = timeout_at(wait.deadline, asked).await;
+        let reply = timeout_at(wait.deadline + LAST_MOMENT, asked).await;
         let reply = reply.unwrap_or_else(late);
         if let Err(error) = &reply {
             route.failed(number, wait.began, error);

@@ -78,8 +78,8 @@ impl Counterfoil {
         let registered = self.shared.store.register(family).await?;
         let dropped = self.pending_of_others(family, &registered.database).await?;
         if dropped.is_some() {
-            let adopt = || self.call_each_home(family, Calls::Adopt(&registered.database));
-            self.shared.by_topology(adopt).await?;
+            let calls = Calls::Adopt(&registered.database);
+            self.call_each_home(family, calls).await?;
             tracing::warn!(%family, ?dropped, "taken over from another database");
         }
         Ok(dropped)
@@ -118,8 +118,7 @@ impl Counterfoil {
         if mysql.is_removing(&known.family, known.number).await? {
             return Ok(known);
         }
-        let call = || self.call_each_home(&known.family, calls);
-        self.shared.by_topology(call).await?;
+        self.call_each_home(&known.family, calls).await?;
         Ok(known)
     }
 

@@ -16,7 +16,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::{Opened, SHUT_DOWN};
 use crate::process::work::{Announced, Work};
-use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
@@ -202,22 +201,6 @@ impl Shared {
         homes.collect()
     }
 
-    /// Makes calls that depend on the topology, and again if Redis turns out to be a cluster: it
-    /// refused keys of several slots.
-    pub async fn by_topology<T, F>(&self, calls: impl Fn() -> F) -> Result<T>
-    where
-        F: Future<Output = Result<T>>,
-    {
-        let is_cluster = self.topology.is_cluster();
-        match calls().await {
-            Err(error) if bundle::crosses_slots(&error) && !is_cluster => {
-                self.topology.found_cluster();
-                calls().await
-            }
-            result => result,
-        }
-    }
-
     /// Logs a warning, once, if sessions of the database have settings with which batches may not
     /// arrive.
     pub async fn warn_of_sessions(&self) {
@@ -238,17 +221,14 @@ impl Shared {
     where
         F: Future<Output = Result<R>>,
     {
-        let calls = || async {
-            // few large calls on one server, which has other clients
-            let (size, calls) = if self.topology.is_cluster() {
-                (1, 64)
-            } else {
-                (size, 4)
-            };
-            let groups: Vec<_> = items.chunks(size).collect();
-            try_each_of(calls, &groups, |group| call(group)).await
+        // few large calls on one server, which has other clients
+        let (size, calls) = if self.topology.is_cluster() {
+            (1, 64)
+        } else {
+            (size, 4)
         };
-        self.by_topology(calls).await
+        let groups: Vec<_> = items.chunks(size).collect();
+        try_each_of(calls, &groups, |group| call(group)).await
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {
