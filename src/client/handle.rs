@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::admin::backlog::Backlog;
 use crate::connection::backoff::Backoff;
@@ -226,11 +226,11 @@ impl Handle {
             let done = timeout_at(deadline + LAST_MOMENT, read(wait)).await;
             match done.unwrap_or_else(late) {
                 Err(error) if error.is_retryable() && !is_outage(&error) => {
-                    let pause = pause.next();
-                    if Instant::now() + pause >= deadline {
+                    let now = Instant::now();
+                    if now >= deadline {
                         return Err(error);
                     }
-                    sleep(pause).await;
+                    sleep_until(deadline.min(now + pause.next())).await;
                 }
                 result => return result,
             }

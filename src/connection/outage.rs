@@ -136,6 +136,7 @@ fn is_silence(error: &Error) -> bool {
     true
 }
 
+/// A node that sends its calls elsewhere for so long sends them to one that is down.
 fn is_no_reply(error: &RedisError) -> bool {
     use redis::ErrorKind::Server;
     let not_ready = matches!(
@@ -144,6 +145,7 @@ fn is_no_reply(error: &RedisError) -> bool {
             ServerErrorKind::BusyLoading
                 | ServerErrorKind::ClusterDown
                 | ServerErrorKind::MasterDown
+                | ServerErrorKind::Moved
         )
     );
     not_ready || error.code().is_none() || unsent_reason(error).is_some()
