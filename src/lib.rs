@@ -33,12 +33,12 @@ pub use client::outcome::Outcome;
 pub use client::series::{Series, Slice};
 pub use client::shutdown::Remaining;
 pub use client::visitors::Visitors;
-pub use connection::Connection;
 #[cfg(feature = "cluster")]
 pub use connection::cluster::Cluster;
 #[cfg(feature = "memory-redis")]
 pub use connection::memory::MemoryRedis;
 pub use connection::primary::{Primary, PrimaryTimeouts};
+pub use connection::{Connection, CustomConnection};
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;
 pub use family::day::Day;

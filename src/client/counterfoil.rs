@@ -111,7 +111,8 @@ impl Counterfoil {
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family differs from
     /// the known one, or what its table lacks. [`AccessDenied`](crate::ErrorKind::AccessDenied)
     /// naming what the Redis user lacks. [`Unsafe`](crate::ErrorKind::Unsafe) if Redis evicts what
-    /// the family needs when memory is full.
+    /// the family needs when memory is full. [`InvalidInput`](crate::ErrorKind::InvalidInput) if Redis
+    /// is a cluster and the connection does not declare it.
     pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> Result<H> {
         H::of(self.handle(family.build()?).await?)
     }
@@ -269,7 +270,10 @@ fn unless_refused(family: &Family, taken: Result<()>) -> Result<bool> {
         Err(error)
             if matches!(
                 error.kind(),
-                ErrorKind::AccessDenied | ErrorKind::Mismatch | ErrorKind::Unsafe
+                ErrorKind::AccessDenied
+                    | ErrorKind::InvalidInput
+                    | ErrorKind::Mismatch
+                    | ErrorKind::Unsafe
             ) =>
         {
             Err(error)

@@ -15,7 +15,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::{Opened, SHUT_DOWN};
 use crate::process::work::{Announced, Work};
-use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
@@ -198,22 +197,6 @@ impl Shared {
         homes.collect()
     }
 
-    /// Makes calls that depend on the topology, and again if Redis turns out to be a cluster: it
-    /// refused keys of several slots.
-    pub async fn by_topology<T, F>(&self, calls: impl Fn() -> F) -> Result<T>
-    where
-        F: Future<Output = Result<T>>,
-    {
-        let is_cluster = self.topology.is_cluster();
-        match calls().await {
-            Err(error) if bundle::crosses_slots(&error) && !is_cluster => {
-                self.topology.found_cluster();
-                calls().await
-            }
-            result => result,
-        }
-    }
-
     /// Makes a call for each group of up to `size` items, a few at a time. In a cluster each item
     /// has a call of its own, because a call cannot read several slots.
     pub async fn by_group<'a, T, R, F>(
@@ -225,17 +208,14 @@ impl Shared {
     where
         F: Future<Output = Result<R>>,
     {
-        let calls = || async {
-            // few large calls on one server, which has other clients
-            let (size, calls) = if self.topology.is_cluster() {
-                (1, 64)
-            } else {
-                (size, 4)
-            };
-            let groups: Vec<_> = items.chunks(size).collect();
-            try_each_of(calls, &groups, |group| call(group)).await
+        // few large calls on one server, which has other clients
+        let (size, calls) = if self.topology.is_cluster() {
+            (1, 64)
+        } else {
+            (size, 4)
         };
-        self.by_topology(calls).await
+        let groups: Vec<_> = items.chunks(size).collect();
+        try_each_of(calls, &groups, |group| call(group)).await
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {

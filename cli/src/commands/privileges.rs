@@ -127,7 +127,7 @@ async fn families(pair: &PairConfig) -> Result<(Vec<Family>, Vec<&FamilyConfig>)
         Err(why) => {
             let name = &pair.name;
             message(&format!(
-                "pair {name}: MySQL is unavailable, so only configured families: {why}"
+                "pair {name}: without the families that only the database knows: {why}"
             ));
         }
     }
