@@ -25,7 +25,6 @@ pub use client::builder::CounterfoilBuilder;
 pub use client::cached::CachedCounters;
 #[cfg(feature = "cluster")]
 pub use client::connect::cluster_settings;
-pub use client::connect::mysql_options;
 pub use client::counterfoil::Counterfoil;
 pub use client::exact::Shown;
 pub use client::family::FamilyBuilder;
@@ -34,12 +33,12 @@ pub use client::outcome::Outcome;
 pub use client::series::{Series, Slice};
 pub use client::shutdown::Remaining;
 pub use client::visitors::Visitors;
-pub use connection::Connection;
 #[cfg(feature = "cluster")]
 pub use connection::cluster::Cluster;
 #[cfg(feature = "memory-redis")]
 pub use connection::memory::MemoryRedis;
 pub use connection::primary::{Primary, PrimaryTimeouts};
+pub use connection::{Connection, CustomConnection};
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;
 pub use family::day::Day;
@@ -50,11 +49,12 @@ pub use reconciler::lifecycle::{Failing, Reconciler, ReconcilerBuilder};
 pub use store::Store;
 pub use store::memory::MemoryStore;
 pub use store::mysql::MysqlStore;
+pub use store::mysql::options::IntoMysqlOptions;
 pub use writer::Recorded;
 
 /// The version of the redis crate whose connections [`Counterfoil::new`] takes.
 pub use ::redis;
-/// The version of sqlx whose pools [`MysqlStore::new`] takes.
+/// The version of sqlx whose options and pools [`MysqlStore::new`] takes.
 pub use ::sqlx;
 
 #[doc = include_str!(concat!(env!("OUT_DIR"), "/guide.md"))]

@@ -116,7 +116,7 @@ async fn an_application_that_awaits_twelve_deep_in_tasks_counts_with_every_kind(
         MysqlServer::start().await,
     );
     let (_, pool) = mysql.database("shop").await;
-    let pair = Counterfoil::new(redis.manager().await, MysqlStore::new(pool.clone()));
+    let pair = Counterfoil::new(redis.manager().await, MysqlStore::new(&pool).unwrap());
     pair.mysql().unwrap().create_tables().await.unwrap();
     let service = Arc::new(Service::open(&pair).await.unwrap());
     let tasks = (0..REQUESTS).map(|number| {

@@ -35,7 +35,7 @@ pub async fn measure(bench: &mut Bench) {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
         let mysql = bench.servers.mysql().await;
         let (database, pool) = mysql.database("bench").await;
-        let store = MysqlStore::new(pool.clone());
+        let store = MysqlStore::new(&pool).unwrap();
         store.create_tables().await.unwrap();
         let pair = Counterfoil::new(redis.manager().await, store);
         for number in 0..families {

@@ -35,7 +35,7 @@ pub async fn measure(bench: &mut Bench) {
     let redis =
         RedisServer::start(RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000")).await;
     let (_, pool) = bench.servers.mysql().await.database("bench").await;
-    let store = MysqlStore::new(pool);
+    let store = MysqlStore::new(&pool).unwrap();
     store.create_tables().await.unwrap();
     let pair = Counterfoil::new(redis.manager().await, store);
     let family = Family::buffered("bench", "views")

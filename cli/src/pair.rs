@@ -39,27 +39,24 @@ pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
             Primary::connect_sentinel(sentinels, primary).await?.into()
         }
     };
-    let counterfoil = Counterfoil::new(redis, store(config)).allow_evicting(config.allow_evicting);
+    let counterfoil = Counterfoil::new(redis, store(config)?);
+    let counterfoil = counterfoil.allow_evicting(config.allow_evicting);
     Ok(counterfoil.write_timeout(TIMEOUT).read_timeout(TIMEOUT))
 }
 
 /// Returns the store alone. Its first use connects to MySQL.
-pub fn store(config: &PairConfig) -> MysqlStore {
-    let store = MysqlStore::new(pool(config, config.connections));
-    match config.max_rejects {
+pub fn store(config: &PairConfig) -> Result<MysqlStore> {
+    let store = MysqlStore::new(config.mysql.clone())?.max_connections(config.connections);
+    Ok(match config.max_rejects {
         Some(most) => store.max_rejects(most),
         None => store,
-    }
+    })
 }
 
 /// Returns a separate connection, to check that MySQL is up.
 pub fn probe(config: &PairConfig) -> MySqlPool {
-    pool(config, 1)
-}
-
-fn pool(config: &PairConfig, max_connections: u32) -> MySqlPool {
     MySqlPoolOptions::new()
-        .max_connections(max_connections)
+        .max_connections(1)
         .acquire_timeout(ACQUIRE_TIMEOUT)
         .connect_lazy_with(config.mysql.clone())
 }

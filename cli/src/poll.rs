@@ -69,7 +69,7 @@ struct Stored {
 /// Returns the state of a pair. If MySQL does not reply, the families are those that Redis knows.
 pub async fn poll(config: &PairConfig, late: Duration) -> PairStatus {
     let (stored, connected) = join(
-        in_time(read_mysql(pair::store(config))),
+        in_time(async { read_mysql(pair::store(config)?).await }),
         in_time(pair::connect(config)),
     )
     .await;

@@ -173,8 +173,11 @@ func (v *Visitors) Values(ctx context.Context, days []ScopeDay) ([]int64, error)
 	return v.values(ctx, ids)
 }
 
-// ValuesOr returns the numbers of visitors, or the fallbacks together with the error. See [Buffered.ValueOr].
+// ValuesOr returns the numbers of visitors, or the fallbacks, one for each day, together with the error.
 func (v *Visitors) ValuesOr(ctx context.Context, days []ScopeDay, fallbacks []int64) ([]int64, error) {
+	if err := v.checkFallbacks(len(days), len(fallbacks)); err != nil {
+		return nil, err
+	}
 	values, err := v.Values(ctx, days)
 	return or(values, err, fallbacks)
 }

@@ -108,7 +108,7 @@ type Client struct {
 	repeatFor        time.Duration // that a repeat over connections of its own may take
 	daemon           atomic.Int32  // the number of the one that replied last
 	servers          sync.Map      // by name
-	isClosed         atomic.Bool
+	isClosing        atomic.Bool
 	open             context.Context // ends with Close
 	end              context.CancelFunc
 
@@ -211,30 +211,69 @@ func explained(err error) error {
 	return fmt.Errorf("%w: Options.TLSCA names the authority of the server, TLSNoVerify accepts any", err)
 }
 
-// closeWithin is how long Close takes at most, including what it reports.
-const closeWithin = 5 * time.Second
+const (
+	// closeWithin is how long Close takes at most, including what it reports.
+	closeWithin = 5 * time.Second
+	// closePause is how long Close waits before it sends sums again.
+	closePause = 500 * time.Millisecond
+)
 
-// Close sends what Later took, and closes the connections of [Connect]. Sums that cannot be sent are dropped, and reported to
-// [Options].OnError. It takes 5 s at most, or until ctx ends; during an outage it makes one attempt.
+// retryFor is the limit of a call that counts. The last ones have all the time of Close.
+func (c *Client) retryFor() time.Duration {
+	if c.isClosing.Load() {
+		return closeWithin
+	}
+	return c.options.RetryFor
+}
+
+// closed returns the error of calls after Close, or nil.
+func (f *family) closed() *Error {
+	if f.client.open.Err() == nil {
+		return nil
+	}
+	return f.errClosed()
+}
+
+func (f *family) errClosed() *Error {
+	return f.fail(ErrNotCounted, "CLOSED", errors.New("the client is closed, and takes no further calls"))
+}
+
+// Flush sends what Later took before in all families, and returns when all of it is settled, within RetryFor. Its error is the
+// first one since the last flush, or why sums are kept, which are sent again.
+func (c *Client) Flush(ctx context.Context) error {
+	return c.each(func(f *family) error { return f.flush(ctx) })
+}
+
+// Close sends what Later took, and closes the connections of [Connect]. While Redis is unreachable it tries again, until 5 s are
+// over or ctx ends. Then it drops what is left, and reports it to [Options].OnError. Without sums it returns at once. Later calls
+// fail with the reason CLOSED.
 func (c *Client) Close(ctx context.Context) error {
-	c.isClosed.Store(true)
+	c.isClosing.Store(true)
 	defer c.end()
 	ctx, cancel := context.WithTimeoutCause(ctx, closeWithin, errLimit)
 	defer cancel()
 	ctx = limitTo(ctx, closeWithin*9/10)
-	c.tryAll(ctx)
+	send := func(f *family) error { return f.drain(ctx) }
+	for c.each(send) != nil && time.Until(limitOf(ctx)) > closePause && sleep(ctx, closePause) {
+		c.tryAll(ctx)
+	}
+	first := c.each(func(f *family) error { return f.dropSums(ctx) })
+	if c.isOwn {
+		_ = c.redis.Close() // fails only if it is closed already
+	}
+	return first
+}
+
+// each calls a function for all families at a time, and returns the first error.
+func (c *Client) each(call func(*family) error) (first error) {
 	c.mu.Lock()
 	results := make(chan error, len(c.families))
 	for _, f := range c.families {
-		go func() { results <- f.flush(ctx) }()
+		go func() { results <- call(f) }()
 	}
 	c.mu.Unlock() // OnError may ask for a family
-	var first error
 	for range cap(results) {
 		first = cmp.Or(first, <-results)
-	}
-	if c.isOwn {
-		_ = c.redis.Close() // fails only if it is closed already
 	}
 	return first
 }

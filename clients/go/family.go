@@ -1,7 +1,6 @@
 package counterfoil
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -153,6 +152,9 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 	if latest != nil {
 		partitions = fmt.Sprint(latest.partitions)
 	}
+	if e := f.down(f.configuration(home)); e != nil {
+		return nil, e
+	}
 	keys := f.epochKeys(home)
 	for start := time.Now(); ; {
 		asked := time.Now()
@@ -186,14 +188,38 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 			return nil, e
 		}
 		why := f.announce(ctx)
-		if time.Since(start) > configuredWithin || time.Until(limitOf(ctx)) < 100*time.Millisecond {
-			missing := fmt.Errorf("no daemon has configured %s: declare it in counterfoil.toml, and run the daemon", f.path)
-			return nil, f.failTemporarily("UNCONFIGURED", cmp.Or(why, missing))
+		if time.Since(start)+wantedEvery > configuredWithin || time.Until(limitOf(ctx)) < wantedEvery {
+			e := f.unconfigured(why)
+			f.begin(f.configuration(home), "", e, func(ctx context.Context) bool { return f.isConfigured(ctx, home) })
+			return nil, e
 		}
-		if !sleep(ctx, 50*time.Millisecond) {
+		if !sleep(ctx, wantedEvery) {
 			return nil, f.ended(ctx)
 		}
 	}
+}
+
+// configuration is the name of what configures a family at a home, beside the names of servers.
+func (f *family) configuration(home uint32) string {
+	return fmt.Sprint("configuration of ", f.path, "/", home)
+}
+
+// isConfigured announces the family and asks for it once, and returns true if calls should ask again.
+func (f *family) isConfigured(ctx context.Context, home uint32) bool {
+	if f.announce(ctx) != nil {
+		return false
+	}
+	words, err := f.reply(ctx, home, "family_epoch", f.epochKeys(home), f.name, "", "", "")
+	return err == nil && (words[0] != "UNCONFIGURED" || len(words) > 1 && words[1] != "")
+}
+
+// unconfigured returns the error of a family that no daemon has configured, with what else is known.
+func (f *family) unconfigured(why error) *Error {
+	missing := fmt.Errorf("no daemon has configured %s: declare it in counterfoil.toml, and run the daemon", f.path)
+	if why != nil {
+		missing = fmt.Errorf("%w; %w", missing, why)
+	}
+	return f.failTemporarily("UNCONFIGURED", missing)
 }
 
 // epochKeys returns the keys of family_epoch.
@@ -201,8 +227,12 @@ func (f *family) epochKeys(home uint32) []string {
 	return f.keys(home, "calls", "calls_before", "requests", "requests_before")
 }
 
-// configuredWithin is how long a daemon may take, which takes what is wanted every second.
-const configuredWithin = 3 * time.Second
+const (
+	// configuredWithin is how long a daemon may take.
+	configuredWithin = 3 * time.Second
+	// wantedEvery is how often the daemon takes what is wanted.
+	wantedEvery = 200 * time.Millisecond
+)
 
 // announce announces the family to the daemon, which may know it. It returns why that failed.
 func (f *family) announce(ctx context.Context) error {

@@ -114,10 +114,13 @@ func (it *item) settle(r Result) {
 
 // count counts hits and returns their outcomes. If ctx ends, what is not sent yet is not counted.
 func (f *family) count(ctx context.Context, hits ...hit) []Result {
-	ctx = limitTo(ctx, f.client.options.RetryFor)
+	ctx = limitTo(ctx, f.client.retryFor())
 	e, err := f.describe(ctx)
 	if ctx.Err() != nil {
 		err = cmp.Or(err, error(f.ended(ctx)))
+	}
+	if e := f.closed(); e != nil {
+		err = e
 	}
 	own := &share{ctx: context.WithoutCancel(ctx), until: limitOf(ctx), done: make(chan struct{})}
 	own.add()
@@ -189,7 +192,7 @@ func (f *family) refuse(it *item, e *epoch, err error) error {
 
 // countAnew counts a hit, again if the family has changed in Redis: it may belong to another partition then.
 func (f *family) countAnew(ctx context.Context, h hit) Result {
-	ctx = limitTo(ctx, f.client.options.RetryFor)
+	ctx = limitTo(ctx, f.client.retryFor())
 	for attempt := 0; ; attempt++ {
 		result := f.count(ctx, h)[0]
 		e, isError := result.Err.(*Error)
@@ -260,7 +263,7 @@ func (q *queue) next(c *caller) bool {
 	q.mu.Unlock()
 	if len(items) > 0 {
 		first := slices.MinFunc(items, func(a, b *item) int { return a.until.Compare(b.until) })
-		ctx, cancel := limited(first.ctx, q.family.client.options.RetryFor)
+		ctx, cancel := limited(first.ctx, q.family.client.retryFor())
 		defer cancel()
 		q.call(ctx, c, items)
 	}
@@ -389,7 +392,7 @@ func (f *family) resultOf(word any) Result {
 	e := f.fail(ErrNotCounted, reason, nil)
 	e.isTemporary = reason == noCalendar
 	if value, err := strconv.ParseInt(rest, 10, 64); err == nil && reason == "RANGE" {
-		e.Value = &value
+		e.Value, e.cause = &value, fmt.Errorf("the value is %d, and would leave its bounds", value)
 	}
 	return Result{Err: e, word: text}
 }

@@ -23,7 +23,15 @@ type later struct {
 	sending   int         // sums of the current pass
 	next      *time.Timer // begins the next pass
 	lost      error       // the first one since the last flush
+	dropped   dropped     // what is not logged yet
 	isWaiting bool        // the last pass has kept sums
+}
+
+// dropped are sums that nobody else is told of.
+type dropped struct {
+	sums   int
+	number int64
+	first  error
 }
 
 // addLater adds to a sum in the process.
@@ -39,8 +47,8 @@ func (f *family) addLater(t target, n int64) error {
 	l := &f.later
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if f.client.isClosed.Load() {
-		return f.fail(ErrNotCounted, "closed", nil)
+	if f.client.isClosing.Load() {
+		return f.errClosed()
 	}
 	if reason := l.add(t, n); reason != "" {
 		return f.fail(ErrNotCounted, reason, nil)
@@ -77,15 +85,44 @@ func (f *family) sendIn(pause time.Duration) {
 }
 
 func (f *family) flush(ctx context.Context) error {
+	if e := f.closed(); e != nil {
+		return e
+	}
+	kept := f.drain(limitTo(ctx, f.client.options.RetryFor))
+	return cmp.Or(f.later.takeLost(), kept)
+}
+
+// drain sends all sums. Its error is why some are kept, or that their outcome is unknown when ctx ends.
+func (f *family) drain(ctx context.Context) error {
 	kept, err := within(ctx, func() (error, error) { return f.sendSums(context.WithoutCancel(ctx)), nil })
 	if err != nil {
 		return f.fail(ErrOutcomeUnknown, "canceled", err)
 	}
-	f.later.mu.Lock()
-	defer f.later.mu.Unlock()
-	lost := f.later.lost
-	f.later.lost = nil
-	return cmp.Or(lost, kept)
+	return kept
+}
+
+// dropSums sends the sums for the last time, and drops those that are kept.
+func (f *family) dropSums(ctx context.Context) error {
+	kept, _ := f.drain(ctx).(*Error)
+	if kept != nil && kept.Kind == ErrOutcomeUnknown { // some are being sent
+		return kept
+	}
+	if kept != nil {
+		for _, h := range f.later.take() {
+			f.drop(h, kept)
+		}
+		f.logDropped()
+	}
+	return f.later.takeLost()
+}
+
+// takeLost returns the error of the first sum that was dropped since the last call.
+func (l *later) takeLost() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lost := l.lost
+	l.lost = nil
+	return lost
 }
 
 // sendSums sends all sums. Its error is why some are kept for the next pass.
@@ -93,22 +130,46 @@ func (f *family) sendSums(ctx context.Context) (kept error) {
 	l := &f.later
 	l.pass.Lock()
 	defer l.pass.Unlock()
-	for hits := l.take(); len(hits) > 0; {
-		some := hits[:min(len(hits), 10*f.limit)]
-		hits = hits[len(some):]
-		for i, result := range f.count(limitTo(ctx, min(f.client.options.RetryFor, closeWithin)), some...) {
-			kept = cmp.Or(f.settle(some[i], result.Err), kept)
-		}
+	defer f.logDropped()
+	if kept = f.cannotSend(); kept == nil {
+		kept = f.send(ctx, l.take())
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if kept != nil {
+	isClosing := f.client.isClosing.Load()
+	if kept != nil && !isClosing {
 		f.sendIn(keptFor)
 	}
-	if kept != nil && !l.isWaiting {
+	if kept != nil && !l.isWaiting && !isClosing {
 		slog.Warn("counterfoil: sums of Later are waiting", "family", f.path, "error", kept)
 	}
 	l.isWaiting = kept != nil
+	return kept
+}
+
+// cannotSend returns the error that all sums would get.
+func (f *family) cannotSend() error {
+	f.later.mu.Lock()
+	isEmpty := len(f.later.sums) == 0
+	f.later.mu.Unlock()
+	if isEmpty || f.client.isCluster {
+		return nil
+	}
+	if e := f.down(f.serverOf(0)); e != nil {
+		return e
+	}
+	return nil
+}
+
+// send counts sums, some at a time, and returns why some are kept.
+func (f *family) send(ctx context.Context, hits []hit) (kept error) {
+	for len(hits) > 0 {
+		some := hits[:min(len(hits), 10*f.limit)]
+		hits = hits[len(some):]
+		for i, result := range f.count(limitTo(ctx, min(f.client.retryFor(), closeWithin)), some...) {
+			kept = cmp.Or(f.settle(some[i], result.Err), kept)
+		}
+	}
 	return kept
 }
 
@@ -130,16 +191,37 @@ func (f *family) settle(h hit, result error) error {
 	l := &f.later
 	l.mu.Lock()
 	l.sending--
-	isKept := isFailed && err.isTemporary && !f.client.isClosed.Load() && l.add(h.target, h.n) == ""
-	if isFailed && !isKept {
-		l.lost = cmp.Or(l.lost, result)
-	}
+	isKept := isFailed && err.isTemporary && l.add(h.target, h.n) == ""
 	l.mu.Unlock()
-	if onError := f.client.options.OnError; isFailed && !isKept && onError != nil {
-		onError(f.path, h.name("/"), h.n, err)
-	}
-	if isKept {
+	switch {
+	case isKept:
 		return err
+	case isFailed:
+		f.drop(h, err)
 	}
 	return nil
+}
+
+// drop reports a sum that was refused, or whose outcome is unknown: to OnError, or to the next logDropped.
+func (f *family) drop(h hit, e *Error) {
+	l, onError := &f.later, f.client.options.OnError
+	l.mu.Lock()
+	l.lost = cmp.Or(l.lost, error(e))
+	if onError == nil {
+		l.dropped = dropped{l.dropped.sums + 1, l.dropped.number + h.n, cmp.Or(l.dropped.first, error(e))}
+	}
+	l.mu.Unlock()
+	if onError != nil {
+		onError(f.path, h.name("/"), h.n, e)
+	}
+}
+
+func (f *family) logDropped() {
+	f.later.mu.Lock()
+	some := f.later.dropped
+	f.later.dropped = dropped{}
+	f.later.mu.Unlock()
+	if some.sums > 0 {
+		slog.Warn("counterfoil: sums of Later are dropped", "family", f.path, "sums", some.sums, "number", some.number, "error", some.first)
+	}
 }

@@ -16,11 +16,13 @@ const (
 	daemons = "daemons"
 )
 
-// server is a Redis, the node of a home in a cluster, or all daemons. During an outage calls fail before anything is sent.
+// server is a Redis, the node of a home in a cluster, all daemons, or what configures a family. During an outage calls fail
+// before anything is sent.
 type server struct{ outage atomic.Pointer[outage] }
 
 // outage begins with a call whose time passed without a usable reply, and ends with a probe.
 type outage struct {
+	what   string // is unavailable; "" if the cause says it
 	since  time.Time
 	reason string
 	cause  error
@@ -49,18 +51,20 @@ func (f *family) down(name string) *Error {
 	if o == nil {
 		return nil
 	}
-	what := "Redis"
-	if name == daemons {
-		what = "the daemon"
+	since := time.Since(o.since).Truncate(time.Second)
+	switch {
+	case o.what == "":
+		return f.failTemporarily(o.reason, o.cause)
+	case since == 0:
+		return f.failTemporarily(o.reason, fmt.Errorf("%s is unavailable: %w", o.what, o.cause))
 	}
-	since := time.Since(o.since).Round(time.Second)
-	return f.failTemporarily(o.reason, fmt.Errorf("%s has been unavailable for %s: %w", what, since, o.cause))
+	return f.failTemporarily(o.reason, fmt.Errorf("%s has been unavailable for %s: %w", o.what, since, o.cause))
 }
 
 // begin begins an outage with an error, unless one has begun. A goroutine probes until it is over, or the client is closed.
-func (f *family) begin(name string, e *Error, probe func(context.Context) bool) {
+func (f *family) begin(name, what string, e *Error, probe func(context.Context) bool) {
 	ctx, s := f.client.open, f.client.server(name)
-	o := &outage{since: time.Now(), reason: e.Reason, cause: e.cause, probe: probe}
+	o := &outage{what: what, since: time.Now(), reason: e.Reason, cause: e.cause, probe: probe}
 	if ctx.Err() != nil || !s.outage.CompareAndSwap(nil, o) {
 		return
 	}

@@ -116,7 +116,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 			}
 			e := f.failTemporarily(cmp.Or(codeOf(cause), unreachable), cause)
 			if e.Reason == unreachable || in(down, e.Reason) {
-				f.begin(server, e, func(ctx context.Context) bool { return f.isUp(ctx, r.home) })
+				f.begin(server, "Redis", e, func(ctx context.Context) bool { return f.isUp(ctx, r.home) })
 			}
 			return nil, f.unanswered(r, e)
 		}
@@ -184,7 +184,10 @@ func codeOf(err error) string {
 
 // reply makes a call that counts nothing.
 func (f *family) reply(ctx context.Context, home uint32, script string, keys []string, args ...any) ([]any, error) {
-	ctx, cancel := limited(ctx, f.client.options.RetryFor)
+	if e := f.closed(); e != nil {
+		return nil, e
+	}
+	ctx, cancel := limited(ctx, f.client.retryFor())
 	defer cancel()
 	if f.client.memory != nil {
 		return f.client.memory.Reply(f.path, script, keys[len(keys)-1], args), nil

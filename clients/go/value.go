@@ -38,10 +38,20 @@ func (x exact) ValueOr(ctx context.Context, id string, fallback int64) (int64, e
 	return or(value, err, fallback)
 }
 
-// ValuesOr returns the exact values, or the fallbacks together with the error.
+// ValuesOr returns the exact values, or the fallbacks, one for each id, together with the error.
 func (x exact) ValuesOr(ctx context.Context, ids []string, fallbacks []int64) ([]int64, error) {
+	if err := x.checkFallbacks(len(ids), len(fallbacks)); err != nil {
+		return nil, err
+	}
 	values, err := x.values(ctx, ids)
 	return or(values, err, fallbacks)
+}
+
+func (f *family) checkFallbacks(ids, fallbacks int) error {
+	if ids == fallbacks {
+		return nil
+	}
+	return f.fail(ErrNotCounted, "BADARG", fmt.Errorf("%d fallbacks for %d ids", fallbacks, ids))
 }
 
 // RequestEpoch returns the epoch to be stored with a job before the first AddOnce or IncrOnce of it.
@@ -90,6 +100,9 @@ func (f *family) values(ctx context.Context, ids []string) ([]int64, error) {
 
 // find returns the values, nil where only the application makes the row of a cached counter, and has not.
 func (f *family) find(ctx context.Context, ids []string) ([]*int64, error) {
+	if e := f.closed(); e != nil {
+		return nil, e
+	}
 	for _, id := range ids {
 		if err := f.check(id, f.maxID, true); err != nil {
 			return nil, err
@@ -138,6 +151,9 @@ func (f *family) askDaemons(ctx context.Context, ids []string) ([]*int64, error)
 				client.daemon.Store(int32(at)) // the next calls begin with it
 				return reply.Values, nil
 			}
+			if reply.status == http.StatusNotFound && strings.Contains(reply.Error, f.path) {
+				return nil, f.unconfigured(err)
+			}
 			if reply.status/100 == 3 || reply.status/100 == 4 && reply.status != http.StatusTooManyRequests {
 				return nil, f.fail(ErrMisconfigured, fmt.Sprint("daemon: ", reply.status), err)
 			}
@@ -153,7 +169,7 @@ func (f *family) askDaemons(ctx context.Context, ids []string) ([]*int64, error)
 		}
 		if isDown {
 			e := f.failTemporarily(unreachable, last)
-			f.begin(daemons, e, client.isDaemonUp)
+			f.begin(daemons, "the daemon", e, client.isDaemonUp)
 			return nil, e
 		}
 		return nil, f.failTemporarily("daemon", last)
@@ -163,6 +179,7 @@ func (f *family) askDaemons(ctx context.Context, ids []string) ([]*int64, error)
 // valuesReply is what a daemon replied, if it did.
 type valuesReply struct {
 	Values     []*int64
+	Error      string
 	status     int
 	retryAfter time.Duration
 }

@@ -120,7 +120,7 @@ pub async fn create_tables(
     mysql: &MySqlPool,
     status_codes: impl Iterator<Item = &str>,
 ) -> Result<()> {
-    MysqlStore::new(mysql.clone()).create_tables().await?;
+    MysqlStore::new(mysql)?.create_tables().await?;
     sqlx::raw_sql(
         "CREATE TABLE daily_hits (day DATE PRIMARY KEY, hits BIGINT NOT NULL);
          CREATE TABLE status_codes (status INT UNSIGNED PRIMARY KEY, hits BIGINT NOT NULL DEFAULT 0);

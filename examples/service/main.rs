@@ -63,7 +63,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let settings = Settings::from_env()?;
     let redis = Primary::connect(settings.redis.as_str()).await?;
-    let counterfoil = Counterfoil::new(redis, MysqlStore::connect_lazy(&settings.mysql)?);
+    let counterfoil = Counterfoil::new(redis, MysqlStore::new(&settings.mysql)?);
     let counts = Counts::open(&counterfoil).await?;
     counterfoil.reconciler().start().await?.detach();
 

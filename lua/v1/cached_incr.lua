@@ -194,7 +194,7 @@ for k = 3, last_key, 4 do
   local tickets, replaced
   for i, id in ipairs(read.ids) do
     local base, field = replaced and replaced[id] or bases[i], requests > 0 and field_of[#reply]
-    local word = field and (got[field] and 'BEFORE:' .. got[field] or word_of[#reply])
+    local word = field and (word_of[#reply] or got[field] and 'BEFORE:' .. got[field])
     local row = base and sub(base, 15)
     local saved = row and tonumber(row)
     if word then

@@ -73,10 +73,8 @@ pub struct State {
     processes: Vec<Process>,
     /// The calls that may still arrive, and how often.
     sent: BTreeMap<Call, u8>,
-    /// The latest decision, and the time at which it was made.
-    decided: Option<(Decision, Time)>,
-    /// The attempts that counted the hit.
-    counted_by: BTreeSet<Attempt>,
+    /// What was decided when the hit in the database was counted.
+    stored: Decided,
     /// The database contains the hit twice where it must not.
     doubled: bool,
     /// A process was notified of another decision than the application had acted on.
@@ -100,6 +98,15 @@ pub struct State {
 
 /// The number of generations that have begun, and two for each time that Redis lost both memories.
 type Time = u8;
+
+/// What was decided, as far as no crash has reverted it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Decided {
+    /// The latest decision, and the time at which it was made.
+    last: Option<(Decision, Time)>,
+    /// The attempts that counted the hit.
+    counted_by: BTreeSet<Attempt>,
+}
 
 /// A generation, and the time at which its process received it.
 type Generation = (Name, Time);
@@ -146,6 +153,7 @@ struct Redis {
     before: Name,
     memory: Memory,
     previous_memory: Memory,
+    decided: Decided,
     /// The counter is in Redis.
     has_base: bool,
     /// The bounds refuse the hit.
@@ -307,20 +315,22 @@ impl Requests {
         // a decision is remembered for one more generation, and for every call whose process knew
         // its generation before
         let (_, asked) = call.generation;
-        let earlier = state
-            .decided
+        let earlier = [&redis.decided, &state.stored].into_iter();
+        let earlier = earlier
+            .filter_map(|decided| decided.last)
             .filter(|(_, at)| self.since || asked <= *at || time <= at + 1);
+        let earlier: Vec<_> = earlier.collect();
         if decision == Decision::Counted {
             let is_counted = (state.database + redis.pending).contains(HIT);
-            redis.doubles |= is_counted && earlier.is_some();
+            redis.doubles |= is_counted && !earlier.is_empty();
             redis.pending = redis.pending.union(Hits::one(HIT));
-            state.counted_by.insert(call.attempt);
+            redis.decided.counted_by.insert(call.attempt);
         }
         let is_other =
             |(earlier, _): (Decision, Time)| earlier != decision && Decision::Missed != earlier;
-        state.changed |= earlier.is_some_and(is_other);
+        state.changed |= earlier.into_iter().any(is_other);
         if decision != Decision::Missed {
-            state.decided = Some((decision, time));
+            redis.decided.last = Some((decision, time));
         }
         if decision != Decision::Refused || !self.makes(Mistake::RefusalNotStored) {
             redis.memory = Memory {
@@ -396,17 +406,6 @@ impl Requests {
                 }
             }
         };
-        // a crash may lose what was decided, unless the database has it
-        let has_hit = (state.redis.pending + state.database).contains(HIT);
-        let memories = [state.redis.memory, state.redis.previous_memory];
-        let is_lost = |decision| match decision {
-            Decision::Counted => !has_hit,
-            _ => memories.iter().all(|one| one.decision.is_none()),
-        };
-        if state.decided.is_some_and(|(decision, _)| is_lost(decision)) {
-            state.decided = None;
-            state.counted_by.clear();
-        }
     }
 
     /// Drops what is pending, because the database may have it.
@@ -422,11 +421,7 @@ impl Requests {
             redis.memory.is_outdated = true;
             redis.previous_memory.is_outdated = true;
         }
-        if !state.database.contains(HIT) {
-            // the set-back lost it
-            state.decided = None;
-            state.counted_by.clear();
-        }
+        redis.decided = Decided::default();
     }
 
     /// Forgets calls whose arrival changes nothing: none waits for them, and their generation has
@@ -489,6 +484,7 @@ impl Redis {
             before: 0,
             memory: Memory::default(),
             previous_memory: Memory::default(),
+            decided: Decided::default(),
             has_base: false,
             refuses,
             pending: Hits::default(),
@@ -519,8 +515,7 @@ impl Model for Requests {
             ledger: 0,
             processes: vec![process; self.attempts.len()],
             sent: BTreeMap::new(),
-            decided: None,
-            counted_by: BTreeSet::new(),
+            stored: Decided::default(),
             doubled: false,
             changed: false,
             invented: false,
@@ -611,6 +606,9 @@ impl Model for Requests {
             Step::Store => {
                 let durable = self.durable(&state);
                 state.doubled |= state.redis.doubles && !durable.is_empty();
+                if durable.contains(HIT) {
+                    state.stored = state.redis.decided.clone();
+                }
                 state.database = state.database.union(durable);
                 state.ledger += 1;
                 state.redis.seq = state.ledger;
@@ -642,7 +640,11 @@ impl Model for Requests {
             ),
             Property::always(
                 "no attempt counts that was reported as not counted",
-                |_, state: &State| state.counted_by.is_disjoint(&state.denied),
+                |_, state: &State| {
+                    [&state.stored, &state.redis.decided]
+                        .into_iter()
+                        .all(|decided| decided.counted_by.is_disjoint(&state.denied))
+                },
             ),
             Property::sometimes("the request is in the database", |_, state: &State| {
                 state.acknowledged && state.database.contains(HIT)
@@ -653,7 +655,8 @@ impl Model for Requests {
                 "another process receives the decision in the next generation",
                 |model: &Self, state: &State| {
                     model.has_arrival(state, |call, reply| {
-                        !state.counted_by.contains(&call.attempt)
+                        !state.redis.decided.counted_by.contains(&call.attempt)
+                            && !state.stored.counted_by.contains(&call.attempt)
                             && state.redis.memory.decision.is_none()
                             && reply == Some(Reply::Decided(Decision::Counted))
                     })

@@ -85,7 +85,12 @@ const TICKETS: [&str; 2] = ["HSET", "TIME"];
 pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>> {
     // EVAL is sent only if Redis does not know a script
     let mut eval = redis::cmd("EVAL");
-    eval.arg("return").arg(1).arg(Keys::new(family, 0).probe());
+    // those of an undeclared cluster lie in several slots
+    let partitions = if redis.is_cluster() { 1 } else { PARTITIONS };
+    eval.arg("return").arg(partitions);
+    for number in 0..partitions {
+        eval.arg(Keys::new(family, number).probe());
+    }
     if let Err(error) = bundle::query::<Value>(redis, &eval).await {
         return lacks(family, "eval", error).map(|rule| vec![rule]);
     }
@@ -107,6 +112,9 @@ pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>>
     }
     Ok(missing)
 }
+
+/// The number of partitions of which at least two lie in different slots.
+const PARTITIONS: u32 = 3;
 
 fn command_of(words: &str) -> &str {
     words.split(' ').next().unwrap_or_default()

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::admin::finding::{version_numbers, warn_of};
+use crate::admin::finding::version_numbers;
 use crate::admin::{Finding, Severity, clock};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -15,8 +15,6 @@ use crate::store::{Registered, Store};
 
 /// The minimum of `max_allowed_packet`. A statement of the largest batch has about 5 MB.
 const PACKET: u64 = 8_388_608;
-/// The least limit of the rows of a reply: a read of the ledger has one for each partition.
-const ROWS: u64 = 1_000_000;
 /// The number of rows of a table that a check reads.
 const CHECKED: u64 = 100_000;
 
@@ -29,13 +27,6 @@ impl MysqlStore {
             Err(error) => return vec![unreachable(&error)],
         };
         findings.extend(self.clock_finding().await);
-        if self.primary.pool.options().get_max_connections() < 2 {
-            findings.push(Finding::warning(
-                "mysql pool",
-                "it has a single connection",
-                "Allow at least 2, or reads wait for each transaction",
-            ));
-        }
         match schema::missing(&self.primary).await {
             Ok(missing) if missing.is_empty() => {
                 // otherwise every probe would fail for the same reason
@@ -55,23 +46,10 @@ impl MysqlStore {
         findings
     }
 
-    /// Logs a warning for each setting of the pool's sessions with which batches may not arrive.
-    pub(crate) async fn warn_of_sessions(&self) {
-        const SESSIONS: [&str; 4] = [
-            "mysql autocommit",
-            "mysql binlog_format",
-            "mysql sql_mode",
-            "mysql sql_select_limit",
-        ];
-        let findings = self.server_findings().await.unwrap_or_default();
-        warn_of(&findings, |found| SESSIONS.contains(&&*found.subject));
-    }
-
     async fn server_findings(&self) -> Result<Vec<Finding>> {
         // by name, since not every server has every setting
-        const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('version', 'read_only', 'autocommit', 'sql_mode', \
-             'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', 'sync_binlog', \
-             'sql_select_limit', 'transaction_isolation', 'tx_isolation')";
+        const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('version', 'read_only', \
+             'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', 'sync_binlog')";
         let unread = "the server's settings were not read";
         let settings: Vec<(String, String)> =
             self.primary.read(unread, Statement::new(SETTINGS)).await?;
@@ -296,13 +274,7 @@ fn unreachable(error: &Error) -> Finding {
 fn check_setting(name: &str, value: &str) -> Option<Finding> {
     use Severity::{Error, Warning};
     let is_below = |least| value.parse::<u64>().is_ok_and(|number| number < least);
-    let is_odd = |mode| matches!(mode, "ORACLE" | "EMPTY_STRING_IS_NULL");
     let (severity, effect, advice) = match name {
-        "sql_mode" if value.split(',').any(is_odd) => (
-            Warning,
-            "ORACLE and EMPTY_STRING_IS_NULL give statements another meaning",
-            "Set them in the sessions that need them, not for this pool",
-        ),
         "version" if is_too_old(value) => (
             Error,
             "it is too old",
@@ -329,25 +301,10 @@ fn check_setting(name: &str, value: &str) -> Option<Finding> {
             "too small for a large batch",
             "Set it to at least 8388608",
         ),
-        "autocommit" if is_off(value) => (
-            Error,
-            "a read would open a transaction and return the same old values forever",
-            "Leave it on for this pool",
-        ),
-        "transaction_isolation" | "tx_isolation" if value == "READ-UNCOMMITTED" => (
-            Error,
-            "a read would see half of a batch",
-            "Use another level for this pool",
-        ),
         "binlog_format" if value == "STATEMENT" => (
             Error,
             "InnoDB then refuses the READ COMMITTED transactions that write batches",
             "Set it to ROW or MIXED",
-        ),
-        "sql_select_limit" if is_below(ROWS) => (
-            Error,
-            "batches and reads of more rows fail",
-            "Leave its default for this pool",
         ),
         _ => return None,
     };

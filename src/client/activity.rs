@@ -196,7 +196,10 @@ impl Activity {
         let reads = stripes.map(|(number, some)| async move {
             let partition = &self.handle.partition(number);
             let seen = |home| partition.seen(home, sliding, page, &some);
-            let read = |_| self.handle.read_of_home(number, seen);
+            let read = |wait| {
+                let read = self.handle.read_of_home(number, seen);
+                self.handle.ask(number, wait, read)
+            };
             self.handle.repeating(read).await
         });
         let seen: Vec<Seen> = try_join_all(reads).await?.into_iter().flatten().collect();

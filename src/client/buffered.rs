@@ -212,7 +212,7 @@ impl BufferedCounters {
     /// Returns the exact values if they can be read within `within`, or else the
     /// [stored](Self::stored) ones, 0 for an id without a row. It is for pages that prefer a
     /// slightly old number to waiting for an unreachable Redis. The stored values are read once
-    /// half of the time is over. The call ends in time, also without any values.
+    /// half of the time is over, or as soon as the exact ones cannot be read. The call ends in time, also without any values.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if no values were read in time; it may be retried.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
-use sqlx::MySqlPool;
+use sqlx::mysql::MySqlConnectOptions;
 
 use crate::client::connect::connect_mysql;
 use crate::client::counterfoil::Counterfoil;
@@ -12,6 +12,7 @@ use crate::connection::Connection;
 use crate::connection::primary::{self, Primary, PrimaryTimeouts};
 use crate::error::{Error, Result};
 use crate::store::mysql::MysqlStore;
+use crate::store::mysql::options::IntoMysqlOptions;
 
 /// A [`Counterfoil`] being configured; [`connect`](Self::connect) creates it.
 #[must_use = "a pair is made by connect()"]
@@ -30,8 +31,8 @@ enum Redis {
 }
 
 enum Mysql {
-    At(String),
-    Pool(MySqlPool),
+    At(Box<Result<MySqlConnectOptions>>),
+    Store(MysqlStore),
 }
 
 impl Counterfoil {
@@ -79,16 +80,16 @@ impl CounterfoilBuilder {
         self
     }
 
-    /// Sets the database's URL, [in sqlx's format](sqlx::mysql::MySqlConnectOptions), for a pool of
-    /// ten connections. Either this or a [`pool`](Self::pool) is required.
-    pub fn mysql(mut self, url: impl Into<String>) -> Self {
-        self.mysql = Some(Mysql::At(url.into()));
+    /// Sets the database, in which the pair gets up to five connections of its own. Either this or a
+    /// [`store`](Self::store) is required.
+    pub fn mysql(mut self, options: impl IntoMysqlOptions) -> Self {
+        self.mysql = Some(Mysql::At(Box::new(options.into_mysql_options())));
         self
     }
 
-    /// Sets the application's own pool, as for [`MysqlStore::new`].
-    pub fn pool(mut self, pool: MySqlPool) -> Self {
-        self.mysql = Some(Mysql::Pool(pool));
+    /// Sets an existing store, for instance one with more connections.
+    pub fn store(mut self, store: MysqlStore) -> Self {
+        self.mysql = Some(Mysql::Store(store));
         self
     }
 
@@ -113,7 +114,7 @@ impl CounterfoilBuilder {
 
     /// Sets whether [`connect`](Self::connect) succeeds even while the database is unreachable;
     /// defaults to `false`. It waits at most 3 s for the database. The pair then works as with
-    /// [`MysqlStore::connect_lazy`]: families are opened and count, and the database receives
+    /// [`MysqlStore::new`]: families are opened and count, and the database receives
     /// everything after its recovery. If [`create_tables`](Self::create_tables) is set, missing
     /// tables are created at that point, before anything else. Reads need the database, and so do
     /// cached counters that are not in Redis. An invalid URL is still an error at once, and so is a
@@ -128,7 +129,7 @@ impl CounterfoilBuilder {
     /// # Errors
     /// The errors of [`Counterfoil::connect`] and [`MysqlStore::create_tables`];
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if Redis or the database is not given. A
-    /// given connection or pool is not tried, except to create tables.
+    /// given connection or store is not tried, except to create tables.
     pub async fn connect(self) -> Result<Counterfoil> {
         let not_given =
             |what| Error::invalid(format!("Counterfoil::builder(): {what} is required"));
@@ -144,8 +145,8 @@ impl CounterfoilBuilder {
             Redis::Connected(connection) => connection,
         };
         let (store, is_there) = match mysql {
-            Mysql::At(url) => connect_mysql(&url, self.start_without_mysql).await?,
-            Mysql::Pool(pool) => (MysqlStore::new(pool), !self.start_without_mysql),
+            Mysql::At(options) => connect_mysql((*options)?, self.start_without_mysql).await?,
+            Mysql::Store(store) => (store, !self.start_without_mysql),
         };
         let store = match (self.create_tables, is_there) {
             (true, false) => store.creating_tables(),

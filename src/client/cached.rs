@@ -4,17 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, try_join_all};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use crate::client::exact::Shown;
-use crate::client::handle::{Handle, borrowed_ids, by_partition, handle_methods};
+use crate::client::handle::{Handle, Wait, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::{FamilyHandle, Recountable};
 use crate::client::outcome::{Outcome, beyond};
 use crate::client::seeding::{Read, Seeding};
 use crate::error::{Error, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
-use crate::scripts::bundle;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{PairResult, Partition, Ticket, Update};
 use crate::writer::{Deadline, Progress, Request};
@@ -172,17 +171,19 @@ impl CachedCounters {
         let ids = self.handle.check_all_given(ids)?;
         let ids = borrowed_ids(&ids);
         self.handle
-            .repeating(|deadline| self.get_once(&ids, deadline))
+            .repeating(|wait| self.get_once(&ids, wait))
             .await
     }
 
-    async fn get_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
+    async fn get_once(&self, ids: &[&str], wait: Wait) -> Result<Vec<i64>> {
         let mut values = vec![0; ids.len()];
         let mut left: Vec<_> = (0..ids.len()).map(|index| (index, None)).collect();
         for _ in 0..ATTEMPTS {
-            let missing = self.read_values(ids, &left, false, &mut values).await?;
+            let missing = self
+                .read_values(ids, &left, false, &mut values, wait)
+                .await?;
             let rows = self.rows(ids, &missing);
-            let rows = self.handle.stored_by(deadline, rows).await?;
+            let rows = self.handle.stored_by(wait.deadline, rows).await?;
             // a counter without a row is 0, and a read does not bring it to Redis
             let seed = |((index, ticket), row): (_, Option<i64>)| {
                 row.map(|value| (index, Some(Seed { ticket, value })))
@@ -222,23 +223,23 @@ impl CachedCounters {
         let ids = self.handle.check_all_given(ids)?;
         let ids = borrowed_ids(&ids);
         self.handle
-            .repeating(|deadline| self.peek_once(&ids, deadline))
+            .repeating(|wait| self.peek_once(&ids, wait))
             .await
     }
 
     /// Reads Redis first: a counter that is not there has nothing pending, so that its row, read
     /// later, has every hit so far.
-    async fn peek_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<Option<i64>>> {
+    async fn peek_once(&self, ids: &[&str], wait: Wait) -> Result<Vec<Option<i64>>> {
         let mut values = vec![0; ids.len()];
         let all: Vec<_> = (0..ids.len()).map(|index| (index, None)).collect();
-        let missing = self.read_values(ids, &all, true, &mut values).await?;
+        let missing = self.read_values(ids, &all, true, &mut values, wait).await?;
         let mut values: Vec<_> = values.into_iter().map(Some).collect();
         if missing.is_empty() {
             return Ok(values);
         }
         let without_row = self.family().makes_rows().then_some(0);
         let rows = self.rows_together(ids, &missing);
-        let rows = self.handle.stored_by(deadline, rows).await?;
+        let rows = self.handle.stored_by(wait.deadline, rows).await?;
         for ((index, _), row) in missing.iter().zip(rows) {
             values[*index] = row.or(without_row);
         }
@@ -248,7 +249,7 @@ impl CachedCounters {
     /// Returns the exact values if they can be read within `within`, or else the
     /// [stored](Self::stored) ones, 0 for an id without a row. It is for pages that prefer a
     /// slightly old number to waiting for an unreachable Redis. The stored values are read once
-    /// half of the time is over. The call ends in time, also without any values.
+    /// half of the time is over, or as soon as the exact ones cannot be read. The call ends in time, also without any values.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if no values were read in time; it may be retried.
@@ -338,6 +339,7 @@ impl CachedCounters {
         left: &[(usize, Option<Seed>)],
         peeks: bool,
         values: &mut [i64],
+        wait: Wait,
     ) -> Result<Vec<(usize, Ticket)>> {
         let left = left
             .iter()
@@ -358,12 +360,10 @@ impl CachedCounters {
                     partition.values(&names).await
                 }
             };
+            let read = self.handle.ask(*number, wait, read);
             let shared = &self.handle.shared;
             let home = shared.home(self.family(), *number);
             let (seeded, values) = join(partition.seed(&home, &seeds), read).await;
-            if seeded.as_ref().is_err_and(bundle::crosses_slots) {
-                shared.topology.found_cluster();
-            }
             values.map(|values| (seeded, values))
         });
         let mut missing = Vec::new();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 #[cfg(feature = "cluster")]
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
-use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+use sqlx::mysql::MySqlConnectOptions;
 use sqlx::{Connection as _, MySqlConnection};
 use tokio::time::timeout;
 
@@ -107,14 +107,16 @@ pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
 
 const UNREACHABLE: &str = "is unreachable";
 
-/// Creates a store in the database at the URL, and tries one connection: a pool that cannot connect
-/// reports only a timeout. Returns also whether the database is reachable, which it must be unless
-/// it may come `later`.
-pub(crate) async fn connect_mysql(url: &str, later: bool) -> Result<(MysqlStore, bool)> {
-    let options = own_pool(url)?;
+/// Creates a store, and tries one connection: a pool that cannot connect reports only a timeout.
+/// Returns also whether the database is reachable, which it must be unless it may come `later`.
+pub(crate) async fn connect_mysql(
+    options: MySqlConnectOptions,
+    later: bool,
+) -> Result<(MysqlStore, bool)> {
+    let store = MysqlStore::new(options.clone())?;
     let limit = if later { LATER } else { CONNECT };
     let (may_recover, error) = match timeout(limit, MySqlConnection::connect_with(&options)).await {
-        Ok(Ok(_)) => return Ok((lazy(options), true)),
+        Ok(Ok(_)) => return Ok((store, true)),
         Ok(Err(error)) => {
             let may_recover = is_unreachable(&error, &options);
             let (kind, what) = match &error {
@@ -139,7 +141,7 @@ pub(crate) async fn connect_mysql(url: &str, later: bool) -> Result<(MysqlStore,
         return Err(error);
     }
     tracing::warn!(error = %format_args!("{error:#}"), "started without the database");
-    Ok((lazy(options), false))
+    Ok((store, false))
 }
 
 /// Returns whether the database is unreachable, or accepts no connections at present: SQLSTATE
@@ -163,114 +165,4 @@ fn no_database(options: &MySqlConnectOptions, what: &str) -> Error {
         None => format!("{}:{}", options.get_host(), options.get_port()),
     };
     Error::store(format!("the database at {address} {what}"))
-}
-
-impl MysqlStore {
-    /// Creates a store in the database at the URL, with a pool of its own. It connects on first
-    /// use: for an application that must start even while the database is unreachable.
-    ///
-    /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, or one that names no
-    /// database.
-    ///
-    /// ```no_run
-    /// # use counterfoil::{Counterfoil, MysqlStore, Primary};
-    /// # async fn start() -> counterfoil::Result<()> {
-    /// let redis = Primary::connect("redis://localhost").await?;
-    /// let counterfoil = Counterfoil::new(redis, MysqlStore::connect_lazy("mysql://shop@localhost/shop")?);
-    /// # Ok(()) }
-    /// ```
-    pub fn connect_lazy(url: &str) -> Result<Self> {
-        Ok(lazy(own_pool(url)?))
-    }
-}
-
-/// The parameters of a database's URL that sqlx knows.
-const PARAMETERS: [&str; 14] = [
-    "ssl-mode",
-    "sslmode",
-    "ssl-ca",
-    "sslca",
-    "ssl-cert",
-    "sslcert",
-    "ssl-key",
-    "sslkey",
-    "charset",
-    "collation",
-    "socket",
-    "statement-cache-capacity",
-    "time-zone",
-    "timezone",
-];
-
-/// Parses the URL of a database, `mysql://user:password@host/database?ssl-mode=VERIFY_IDENTITY`.
-/// sqlx ignores parameters that it does not know: a misspelled `ssl-mode` would leave a connection
-/// without TLS.
-///
-/// # Errors
-/// [`InvalidInput`](crate::ErrorKind::InvalidInput) if it is not such a URL, or has an unknown
-/// parameter. The error does not contain the URL, which may have a password.
-pub fn mysql_options(url: &str) -> Result<MySqlConnectOptions> {
-    if !url.starts_with("mysql://") && !url.starts_with("mariadb://") {
-        return Err(Error::invalid("the database's URL is not mysql://"));
-    }
-    let options = url.parse();
-    let options = options
-        .map_err(|error: sqlx::Error| Error::invalid("invalid database URL").with_source(error))?;
-    if let Some(name) = parameters(url).find(|name| !PARAMETERS.contains(name)) {
-        return Err(unknown_parameter(name));
-    }
-    // in the filter of a recount's source, || means OR as in other clients
-    let options = without_brackets(options).pipes_as_concat(false);
-    if parameters(url).any(|name| name == "statement-cache-capacity") {
-        Ok(options)
-    } else {
-        Ok(options.statement_cache_capacity(STATEMENTS))
-    }
-}
-
-/// The number of statements that stay prepared in a session, enough for 60 families with tables of
-/// their own. Each further one ends another, and over TCP the next one waits 40 ms for that, because
-/// sqlx 0.9.0 does not set TCP_NODELAY. A server keeps 16,382 by default, of all sessions.
-const STATEMENTS: usize = 500;
-
-/// Removes the brackets of an IPv6 address, with which sqlx would look for a host of that name.
-fn without_brackets(options: MySqlConnectOptions) -> MySqlConnectOptions {
-    let host = options.get_host().trim_matches(['[', ']']).to_owned();
-    options.host(&host)
-}
-
-/// Parses the URL for a pool of the store's own, whose sessions nothing else sends to a database.
-fn own_pool(url: &str) -> Result<MySqlConnectOptions> {
-    let options = mysql_options(url)?;
-    if options.get_database().is_none() {
-        let what = "the database's URL names no database: mysql://user:password@host/DATABASE";
-        return Err(Error::invalid(what));
-    }
-    Ok(options)
-}
-
-/// Returns the names of the parameters in a URL.
-fn parameters(url: &str) -> impl Iterator<Item = &str> {
-    let url = url.split('#').next().unwrap_or_default();
-    let query = url.split_once('?').map_or("", |(_, query)| query);
-    let names = query.split('&').filter_map(|part| part.split('=').next());
-    names.filter(|name| !name.is_empty())
-}
-
-fn unknown_parameter(name: &str) -> Error {
-    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
-    // anything else may be the rest of a password that was not percent-encoded
-    let shown = if name.bytes().all(is_name) { name } else { "" };
-    let known = PARAMETERS.join(", ");
-    Error::invalid(format!(
-        "unknown parameter {shown:?} of the database's URL; known are {known}"
-    ))
-}
-
-fn lazy(options: MySqlConnectOptions) -> MysqlStore {
-    let pool = MySqlPoolOptions::new()
-        .max_connections(10)
-        .acquire_timeout(CONNECT);
-    MysqlStore::new(pool.connect_lazy_with(options))
 }

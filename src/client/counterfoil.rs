@@ -111,7 +111,8 @@ impl Counterfoil {
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting in which the family differs from
     /// the known one, or what its table lacks. [`AccessDenied`](crate::ErrorKind::AccessDenied)
     /// naming what the Redis user lacks. [`Unsafe`](crate::ErrorKind::Unsafe) if Redis evicts what
-    /// the family needs when memory is full.
+    /// the family needs when memory is full. [`InvalidInput`](crate::ErrorKind::InvalidInput) if Redis
+    /// is a cluster and the connection does not declare it.
     pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> Result<H> {
         H::of(self.handle(family.build()?).await?)
     }
@@ -176,11 +177,7 @@ impl Counterfoil {
 
     /// Registers the family; returns `None` if the database is unreachable.
     async fn register(&self, family: &Family) -> Result<Option<Registered>> {
-        let register = async {
-            let registered = self.shared.store.register(family).await?;
-            self.shared.warn_of_sessions().await;
-            Ok::<_, Error>(registered)
-        };
+        let register = self.shared.store.register(family);
         let error = match timeout(REGISTERING, register).await {
             Ok(Ok(registered)) => return Ok(Some(registered)),
             Ok(Err(error)) if !error.is_retryable() => return Err(error),
@@ -273,7 +270,10 @@ fn unless_refused(family: &Family, taken: Result<()>) -> Result<bool> {
         Err(error)
             if matches!(
                 error.kind(),
-                ErrorKind::AccessDenied | ErrorKind::Mismatch | ErrorKind::Unsafe
+                ErrorKind::AccessDenied
+                    | ErrorKind::InvalidInput
+                    | ErrorKind::Mismatch
+                    | ErrorKind::Unsafe
             ) =>
         {
             Err(error)

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::future::{Either, OptionFuture, join, select, try_join_all};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
-use crate::client::handle::{Handle, borrowed_ids};
+use crate::client::handle::{Handle, Wait, borrowed_ids};
 use crate::client::pages::{self, PAGE};
 use crate::client::read::{Verdict, beyond, has_ledger, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
@@ -73,16 +73,11 @@ impl Handle {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        self.repeating(|deadline| self.exact_once(ids, from, deadline))
+        self.repeating(|wait| self.exact_once(ids, from, wait))
             .await
     }
 
-    async fn exact_once(
-        &self,
-        ids: &[&str],
-        from: ReadFrom,
-        deadline: Instant,
-    ) -> Result<Vec<i64>> {
+    async fn exact_once(&self, ids: &[&str], from: ReadFrom, wait: Wait) -> Result<Vec<i64>> {
         let family = self.family();
         // a cached batch leaves Redis in parts, once it is complete on the primary
         let from = match from {
@@ -90,7 +85,7 @@ impl Handle {
             _ => ReadFrom::Primary,
         };
         for round in 0..100 {
-            let is_suspect = match self.try_exact(ids, from, round == 0, deadline).await? {
+            let is_suspect = match self.try_exact(ids, from, round == 0, wait).await? {
                 Round::Read(values) => return Ok(values),
                 Round::Again => round % 10 == PATIENT,
                 Round::SetBack => true,
@@ -122,7 +117,7 @@ impl Handle {
 
     /// Returns the value of each id in the database; a replica may lag.
     pub async fn stored(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        self.repeating(|deadline| self.stored_by(deadline, self.stored_once(ids)))
+        self.repeating(|wait: Wait| self.stored_by(wait.deadline, self.stored_once(ids)))
             .await
     }
 
@@ -133,7 +128,7 @@ impl Handle {
     }
 
     /// Returns the result of `exact` if it arrives within `within`, or else the values in the
-    /// database, which are read in the second half of that time.
+    /// database, which are read once `exact` has failed or half of that time is over.
     pub async fn or_stored(
         &self,
         ids: &[&str],
@@ -141,7 +136,7 @@ impl Handle {
         exact: impl Future<Output = Result<Vec<i64>>>,
     ) -> Result<Shown> {
         let within = within.min(LONGEST);
-        let end = Instant::now() + within;
+        let (half, end) = (Instant::now() + within / 2, Instant::now() + within);
         let exact = async {
             match timeout_at(end, exact).await {
                 Ok(Err(error)) if error.is_retryable() => None,
@@ -149,7 +144,6 @@ impl Handle {
             }
         };
         let stored = async {
-            sleep(within / 2).await;
             let late = |_| Err(self.late(ErrorKind::Store, within));
             let stored = timeout_at(end, self.stored_once(ids)).await;
             let stored = stored.unwrap_or_else(late);
@@ -162,7 +156,13 @@ impl Handle {
             values,
             exact: true,
         };
-        match select(pin!(exact), pin!(stored)).await {
+        let mut exact = pin!(exact);
+        match timeout_at(half, &mut exact).await {
+            Ok(Some(exact)) => return exact.map(exactly),
+            Ok(None) => return stored.await,
+            Err(_) => {}
+        }
+        match select(exact, pin!(stored)).await {
             Either::Left((Some(exact), _)) => exact.map(exactly),
             Either::Left((None, stored)) => stored.await,
             Either::Right((stored, exact)) => match exact.await {
@@ -174,7 +174,9 @@ impl Handle {
 
     /// Returns the pending value of each id in Redis.
     pub async fn pending(&self, ids: &[&str]) -> Result<Vec<i64>> {
-        let reads = self.repeating(|_| self.read_partitions(ids)).await?;
+        let reads = self
+            .repeating(|wait| self.read_partitions(ids, wait))
+            .await?;
         let mut sums = vec![0i128; ids.len()];
         for read in reads {
             read.add_to(&mut sums, ids, &Verdict::AddBatch);
@@ -193,7 +195,7 @@ impl Handle {
         let numbers = 0..self.family().partitions();
         let pending = numbers.map(|number| self.pending_ids(number, prefix, after, limit));
         let pending: BTreeSet<_> = try_join_all(pending).await?.into_iter().flatten().collect();
-        self.repeating(|deadline| self.list_once(prefix, after, limit, &pending, deadline))
+        self.repeating(|wait| self.list_once(prefix, after, limit, &pending, wait))
             .await
     }
 
@@ -209,10 +211,10 @@ impl Handle {
         let mut next = Some(Scan::default());
         while let Some(scan) = next {
             let mut scan = Some(scan);
-            let page = |_| {
+            let page = |wait| {
                 // after an error it begins again: another server continues no scan
                 let scan = scan.take().unwrap_or_default();
-                partition.scan(scan, prefix)
+                self.ask(number, wait, partition.scan(scan, prefix))
             };
             let (ids, rest) = self.repeating(page).await?;
             for id in ids {
@@ -247,19 +249,19 @@ impl Handle {
         after: Option<&str>,
         limit: usize,
         pending: &BTreeSet<String>,
-        deadline: Instant,
+        wait: Wait,
     ) -> Result<Vec<(String, i64)>> {
         let stored = async {
             let family = self.registered().await?;
             self.shared.store.list(&family, prefix, after, limit).await
         };
         // after Redis: ids that left it meanwhile are already in the database
-        let stored = self.stored_by(deadline, stored).await?;
+        let stored = self.stored_by(wait.deadline, stored).await?;
         let stored = stored.into_iter().map(|(id, _)| id);
         let ids: BTreeSet<_> = pending.iter().cloned().chain(stored).collect();
         let page: Vec<_> = ids.into_iter().take(limit).collect();
         let values = self
-            .exact_once(&borrowed_ids(&page), ReadFrom::Nearest, deadline)
+            .exact_once(&borrowed_ids(&page), ReadFrom::Nearest, wait)
             .await?;
         Ok(page.into_iter().zip(values).collect())
     }
@@ -279,20 +281,20 @@ impl Handle {
         ids: &[&str],
         from: ReadFrom,
         at_once: bool,
-        deadline: Instant,
+        wait: Wait,
     ) -> Result<Round> {
-        let registered = self.stored_by(deadline, self.registered()).await?;
+        let registered = self.stored_by(wait.deadline, self.registered()).await?;
         let store = &self.shared.store;
         let run = || self.shared.redis.run();
         let before = run().filter(|_| at_once && !self.family().is_cached());
         let guess = before.and_then(|_| self.guess(ids));
         let guessed = guess.as_ref().map(|marks| {
             let snapshot = store.read(&registered, ids, marks, from);
-            self.stored_by(deadline, snapshot)
+            self.stored_by(wait.deadline, snapshot)
         });
         // not try_join: a query is better not dropped half-way
         let guessed = OptionFuture::from(guessed);
-        let (guessed, reads) = join(guessed, self.read_partitions(ids)).await;
+        let (guessed, reads) = join(guessed, self.read_partitions(ids, wait)).await;
         let reads = reads?;
         let keys = reads.iter().map(PartitionRead::ledger_key);
         let is_known = keys.clone().all(|key| key.is_some());
@@ -316,7 +318,7 @@ impl Handle {
                 snapshot?
             } else {
                 let snapshot = store.read(&registered, ids, &marks, copy);
-                self.stored_by(deadline, snapshot).await?
+                self.stored_by(wait.deadline, snapshot).await?
             };
             if let Some(round) = self.combine(ids, &reads, &marks, &snapshot).await? {
                 return Ok(round);
@@ -391,7 +393,7 @@ impl Handle {
 
     /// Reads the pending deltas of the ids from the partitions of each: its own, or all of a wide
     /// family.
-    async fn read_partitions(&self, ids: &[&str]) -> Result<Vec<PartitionRead>> {
+    async fn read_partitions(&self, ids: &[&str], wait: Wait) -> Result<Vec<PartitionRead>> {
         let groups = self.by_partition_of_row(ids).into_iter();
         let reads = groups.map(|(number, indexes)| async move {
             let members: Vec<_> = indexes.iter().map(|&index| ids[index]).collect();
@@ -399,7 +401,7 @@ impl Handle {
             Ok(PartitionRead {
                 partition: number,
                 indexes,
-                pending: partition.read(&members).await?,
+                pending: self.ask(number, wait, partition.read(&members)).await?,
             })
         });
         try_join_all(reads).await

@@ -5,10 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::admin::backlog::Backlog;
 use crate::connection::backoff::Backoff;
+use crate::connection::outage::is_outage;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::calendar::{Calendar, Precision, unix_seconds};
@@ -47,6 +48,13 @@ impl Default for Timeouts {
             read: Duration::from_millis(500),
         }
     }
+}
+
+/// The time of a read, with its retries.
+#[derive(Clone, Copy, Debug)]
+pub struct Wait {
+    began: Instant,
+    pub deadline: Instant,
 }
 
 impl Handle {
@@ -118,7 +126,9 @@ impl Handle {
     /// Returns the generation in which Redis remembers the request if it is made now.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
         let request = Request::new(&self.opened, request, id, 0)?;
-        self.repeating(|_| self.writer.request_epoch(request)).await
+        let number = request.partition(self.family());
+        let epoch = |wait| self.ask(number, wait, self.writer.request_epoch(request));
+        self.repeating(epoch).await
     }
 
     /// Counts the hits that are not refused already, and returns the outcome of each, in their
@@ -177,18 +187,15 @@ impl Handle {
 
     /// Makes a read that needs the settings at the home of a partition's calls. If they are others
     /// than this process knows, or Redis lost them, the error is one after which a read is repeated.
-    pub async fn read_of_home<T, F>(&self, number: u32, read: impl Fn(Keys) -> F) -> Result<T>
+    pub async fn read_of_home<T, F>(&self, number: u32, read: impl FnOnce(Keys) -> F) -> Result<T>
     where
         F: Future<Output = Result<Option<T>>>,
     {
-        let call = || {
-            let home = self.shared.topology.home_of(number);
-            read(Keys::new(self.family(), home))
-        };
-        if let Some(read) = self.shared.by_topology(call).await? {
+        let home = self.shared.home(self.family(), number);
+        if let Some(read) = read(home).await? {
             return Ok(read);
         }
-        self.writer.renew(number).await?;
+        self.writer.route().renew(number).await?;
         let what = format!("{}: its windows in Redis are others", self.family());
         Err(Error::redis(what))
     }
@@ -197,47 +204,56 @@ impl Handle {
         self.shared.backlog(self.family()).await
     }
 
-    /// Retries a read with a retryable error, until the read timeout. `read` receives the deadline
-    /// for its wait for the database. A read that exceeds it by `LAST_MOMENT` fails as one that
-    /// waits for Redis.
-    pub async fn repeating<T, F>(&self, read: impl FnMut(Instant) -> F) -> Result<T>
+    /// Retries a read with a retryable error, until the read timeout. `read` receives the time for
+    /// its waits. A read that exceeds it by `LAST_MOMENT` fails as one that waits for Redis.
+    pub async fn repeating<T, F>(&self, read: impl FnMut(Wait) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
         self.explained(self.repeat(read).await).await
     }
 
-    async fn repeat<T, F>(&self, mut read: impl FnMut(Instant) -> F) -> Result<T>
+    async fn repeat<T, F>(&self, mut read: impl FnMut(Wait) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
         let began = Instant::now();
         let deadline = began + self.timeouts.read.min(LONGEST);
-        let outage = self.shared.topology.outage();
+        let wait = Wait { began, deadline };
         let mut pause = Backoff::default();
         loop {
-            if let Some(outage) = outage {
-                outage.check(self.family()).await?;
-            }
             let late = |_| Err(self.late(ErrorKind::Redis, self.timeouts.read));
-            match timeout_at(deadline + LAST_MOMENT, read(deadline))
-                .await
-                .unwrap_or_else(late)
-            {
-                Err(error) if error.is_retryable() => {
-                    let wait = pause.next();
-                    if Instant::now() + wait >= deadline {
-                        if let Some(outage) = outage {
-                            let key = Keys::new(self.family(), 0).probe();
-                            outage.failed(&self.shared.redis, key, began, &error);
-                        }
+            let done = timeout_at(deadline + LAST_MOMENT, read(wait)).await;
+            match done.unwrap_or_else(late) {
+                Err(error) if error.is_retryable() && !is_outage(&error) => {
+                    let now = Instant::now();
+                    if now >= deadline {
                         return Err(error);
                     }
-                    sleep(wait).await;
+                    sleep_until(deadline.min(now + pause.next())).await;
                 }
                 result => return result,
             }
         }
+    }
+
+    /// Returns the reply of Redis to a read of this partition, or an error at the end of the read.
+    /// During an outage it asks nothing.
+    pub async fn ask<T>(
+        &self,
+        number: u32,
+        wait: Wait,
+        asked: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let route = self.writer.route();
+        route.outage(number).check(self.family()).await?;
+        let late = |_| Err(self.late(ErrorKind::Redis, self.timeouts.read));
+        let reply = timeout_at(wait.deadline + LAST_MOMENT, asked).await;
+        let reply = reply.unwrap_or_else(late);
+        if let Err(error) = &reply {
+            route.failed(number, wait.began, error);
+        }
+        reply
     }
 
     /// Returns the database's reply, or an error at the deadline.

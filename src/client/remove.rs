@@ -76,33 +76,36 @@ impl Counterfoil {
     /// Those of opening a family.
     pub async fn adopt(&self, family: &Family) -> Result<Option<Backlog>> {
         let registered = self.shared.store.register(family).await?;
-        let dropped = self.pending_of_others(&registered).await?;
+        let dropped = self.pending_of_others(family, &registered.database).await?;
         if dropped.is_some() {
-            let adopt = || self.call_each_home(family, Calls::Adopt(&registered.database));
-            self.shared.by_topology(adopt).await?;
+            let calls = Calls::Adopt(&registered.database);
+            self.call_each_home(family, calls).await?;
             tracing::warn!(%family, ?dropped, "taken over from another database");
         }
         Ok(dropped)
     }
 
-    /// Returns what [`adopt`](Self::adopt) would drop now. Registers the family, and drops nothing.
+    /// Returns what [`adopt`](Self::adopt) would drop now, and changes nothing.
     ///
     /// # Errors
-    /// See [`adopt`](Self::adopt).
+    /// [`Redis`](ErrorKind::Redis) or [`Store`](ErrorKind::Store) if that server is unreachable.
     pub async fn check_adoption(&self, family: &Family) -> Result<Option<Backlog>> {
-        let registered = self.shared.store.register(family).await?;
-        self.pending_of_others(&registered).await
+        let known = self.shared.store.find(&family.to_string()).await?;
+        let database = known.map(|known| known.database);
+        // no database has this id
+        let database = database.as_deref().unwrap_or("unregistered");
+        self.pending_of_others(family, database).await
     }
 
     /// Returns what is pending in Redis if it is for another database than this one.
-    async fn pending_of_others(&self, registered: &Registered) -> Result<Option<Backlog>> {
-        let homes = self.shared.homes(&registered.family);
+    async fn pending_of_others(&self, family: &Family, database: &str) -> Result<Option<Backlog>> {
+        let homes = self.shared.homes(family);
         let is_other = async |(_, home): &(u32, Partition)| {
             let none = [home.keys.probe()];
-            home.adopt(&none, &registered.database).await
+            home.adopt(&none, database).await
         };
         if try_each(&homes, is_other).await?.contains(&true) {
-            self.shared.backlog(&registered.family).await.map(Some)
+            self.shared.backlog(family).await.map(Some)
         } else {
             Ok(None)
         }
@@ -115,8 +118,7 @@ impl Counterfoil {
         if mysql.is_removing(&known.family, known.number).await? {
             return Ok(known);
         }
-        let call = || self.call_each_home(&known.family, calls);
-        self.shared.by_topology(call).await?;
+        self.call_each_home(&known.family, calls).await?;
         Ok(known)
     }
 

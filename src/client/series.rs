@@ -182,7 +182,10 @@ impl Series {
             let some_names: Vec<_> = some.iter().map(|index| names[*index]).collect();
             let partition = &self.handle.partition(number);
             let windows = |home| partition.windows(home, precision, &some_names);
-            let read = |_| self.handle.read_of_home(number, windows);
+            let read = |wait| {
+                let read = self.handle.read_of_home(number, windows);
+                self.handle.ask(number, wait, read)
+            };
             Ok::<_, Error>((some, self.handle.repeating(read).await?))
         });
         let mut series = vec![Vec::new(); names.len()];
@@ -277,7 +280,10 @@ impl Series {
         };
         let mut names = Vec::new();
         while names.len() < limit {
-            let page = |_| partition.names(prefix, &after, limit.min(PAGE));
+            let page = |wait| {
+                let page = partition.names(prefix, &after, limit.min(PAGE));
+                self.handle.ask(number, wait, page)
+            };
             let (page, last) = self.handle.repeating(page).await?;
             names.extend(page);
             match last {

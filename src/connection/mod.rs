@@ -4,6 +4,7 @@ pub mod backoff;
 #[cfg(feature = "cluster")]
 pub mod cluster;
 pub mod failures;
+mod manager;
 #[cfg(feature = "memory-redis")]
 pub mod memory;
 pub mod outage;
@@ -17,61 +18,61 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
-use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
 use tokio::time::timeout;
 
 #[cfg(feature = "cluster")]
 use crate::connection::cluster::Cluster;
-use crate::connection::primary::{Primary, is_primary};
-use crate::connection::refusal::{is_demoted, proves_not_executed};
+use crate::connection::manager::Managed;
+use crate::connection::primary::Primary;
+use crate::connection::refusal::proves_not_executed;
 use crate::error::{Error, Result};
 
 /// The time limit for a reply, for connections that would wait longer or forever.
 const REPLY: Duration = Duration::from_secs(5);
 
-/// A connection to Redis: a [`Primary`], a `Cluster` (feature `cluster`), a connection of the redis
-/// crate, or the application's own. It is cloned for every call.
+/// A connection to Redis: a [`Primary`], a `Cluster` (feature `cluster`), or a
+/// [custom](Self::custom) one, such as those of the redis crate. It is cloned for every call.
 ///
-/// - A [`ConnectionManager`] reconnects when its connection breaks. After a failover it reconnects
-///   once the former primary, now a replica, refuses a write. It stays with a server that is silent
-///   but not gone.
+/// - A [`ConnectionManager`] reconnects when its connection breaks. It stays with a server that is
+///   silent, or that became a replica in a failover: a [`Primary`] does not.
 /// - A [`MultiplexedConnection`] does not reconnect once it is lost.
-/// - Any other connection is [custom](Self::custom).
-///
-/// A connection may resend a call by itself: Redis executes the call once, however often it
-/// arrives. But a refusal proves that nothing was counted only over a connection that sends once.
-/// Over others the outcome is unknown once the time limit is over.
 #[derive(Clone)]
 pub struct Connection(Link);
 
 #[derive(Clone)]
 enum Link {
     Primary(Primary),
-    Manager(ConnectionManager),
-    Multiplexed(MultiplexedConnection),
     #[cfg(feature = "cluster")]
     Cluster(Cluster),
     #[cfg(feature = "memory-redis")]
     Memory(memory::MemoryRedis),
-    Custom {
-        connection: Box<dyn Custom>,
-        sends_once: bool,
-        is_cluster: bool,
-    },
+    Custom(Box<dyn Boxed>, CustomConnection),
+}
+
+/// What the application knows of a [custom](Connection::custom) connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CustomConnection {
+    /// `true` if it may send a call again by itself. That is harmless, since Redis executes a call
+    /// once, however often it arrives. But a refusal proves that nothing was counted only over a
+    /// connection that sends once. Over others the outcome is unknown once the time limit is over.
+    pub resends: bool,
+    /// `true` if it leads to a cluster. An undeclared one is refused when a family is opened.
+    pub is_cluster: bool,
 }
 
 /// A [`ConnectionLike`] that can be cloned in its box.
-trait Custom: ConnectionLike + Send + Sync {
-    fn boxed(&self) -> Box<dyn Custom>;
+trait Boxed: ConnectionLike + Send + Sync {
+    fn boxed(&self) -> Box<dyn Boxed>;
 }
 
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Custom for C {
-    fn boxed(&self) -> Box<dyn Custom> {
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> Boxed for C {
+    fn boxed(&self) -> Box<dyn Boxed> {
         Box::new(self.clone())
     }
 }
 
-impl Clone for Box<dyn Custom> {
+impl Clone for Box<dyn Boxed> {
     fn clone(&self) -> Self {
         (**self).boxed()
     }
@@ -85,13 +86,13 @@ impl From<Primary> for Connection {
 
 impl From<ConnectionManager> for Connection {
     fn from(connection: ConnectionManager) -> Self {
-        Connection(Link::Manager(connection))
+        Connection::custom(Managed(connection), CustomConnection::default())
     }
 }
 
 impl From<MultiplexedConnection> for Connection {
     fn from(connection: MultiplexedConnection) -> Self {
-        Connection(Link::Multiplexed(connection))
+        Connection::custom(connection, CustomConnection::default())
     }
 }
 
@@ -110,43 +111,21 @@ impl From<memory::MemoryRedis> for Connection {
 }
 
 impl Connection {
-    /// Wraps a connection of any other type. By default it is assumed to resend calls by itself,
-    /// and to lead to a single server until that server refuses keys of several slots. It reports a
-    /// command that it did not send as [`unsent`](Self::unsent).
-    pub fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Connection(Link::Custom {
-            connection: Box::new(connection),
-            sends_once: false,
-            is_cluster: false,
-        })
-    }
-
-    /// Declares that a [custom](Self::custom) connection never resends a call. Does nothing to
-    /// other connections.
-    #[must_use]
-    pub fn sending_once(mut self) -> Self {
-        if let Link::Custom { sends_once, .. } = &mut self.0 {
-            *sends_once = true;
-        }
-        self
+    /// Wraps a connection of any other type. It reports a command that it did not send as
+    /// [`unsent`](Self::unsent).
+    pub fn custom(
+        connection: impl ConnectionLike + Clone + Send + Sync + 'static,
+        is: CustomConnection,
+    ) -> Self {
+        Connection(Link::Custom(Box::new(connection), is))
     }
 
     /// Returns the error with which a [custom](Self::custom) connection reports that it did not send
-    /// a command, such as a pool without a free connection. If it [sends
-    /// once](Self::sending_once), the hits are then known not to be counted, and recorded ones are
-    /// kept. After any other error without a reply their outcome is unknown.
+    /// a command, such as a pool without a free connection. If it never [resends](CustomConnection::resends),
+    /// the hits are then known not to be counted, and recorded ones are kept. After any other error
+    /// without a reply their outcome is unknown.
     pub fn unsent(reason: impl fmt::Display) -> RedisError {
         refusal::unsent_because(reason)
-    }
-
-    /// Declares that a [custom](Self::custom) connection leads to a cluster. Does nothing to other
-    /// connections.
-    #[must_use]
-    pub fn to_cluster(mut self) -> Self {
-        if let Link::Custom { is_cluster, .. } = &mut self.0 {
-            *is_cluster = true;
-        }
-        self
     }
 
     /// Sends the command once. Returns an error reply as an error.
@@ -156,16 +135,10 @@ impl Connection {
             Link::Primary(primary) => primary.limit(),
             _ => REPLY,
         };
-        let reply = match timeout(limit, redis.req_packed_command(command)).await {
+        match timeout(limit, redis.req_packed_command(command)).await {
             Ok(reply) => reply.and_then(Value::extract_error),
             Err(elapsed) => Err(std::io::Error::from(elapsed).into()),
-        };
-        if let (Err(error), Link::Manager(manager)) = (&reply, &mut redis.0)
-            && is_demoted(error)
-        {
-            leave(manager).await;
         }
-        reply
     }
 
     /// Waits until a command would be sent at once, as far as that is known. A call that ends before
@@ -180,23 +153,20 @@ impl Connection {
     /// Returns whether the command was definitely not executed.
     ///
     /// A reply that says so is proof if it is the only one. If the client may have sent the command
-    /// before by itself, an earlier arrival may have been executed. Without a reply, only a client
-    /// that connects before it sends can know that it did not send.
+    /// before by itself, an earlier arrival may have been executed.
     pub(crate) fn definitely_not_executed(&self, error: &RedisError) -> bool {
-        let crosses_slots = error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot);
-        let is_proof = proves_not_executed(error) && (self.sends_once() || crosses_slots);
-        is_proof || matches!(self.0, Link::Manager(_)) && error.is_connection_refusal()
+        self.sends_once() && proves_not_executed(error)
     }
 
     /// Returns whether the connection is known to send a command once.
     pub(crate) fn sends_once(&self) -> bool {
         match &self.0 {
-            Link::Primary(_) | Link::Manager(_) | Link::Multiplexed(_) => true,
+            Link::Primary(_) => true,
             #[cfg(feature = "cluster")]
             Link::Cluster(_) => false,
             #[cfg(feature = "memory-redis")]
             Link::Memory(_) => true,
-            Link::Custom { sends_once, .. } => *sends_once,
+            Link::Custom(_, is) => !is.resends,
         }
     }
 
@@ -205,7 +175,6 @@ impl Connection {
     pub(crate) fn run(&self) -> Option<u64> {
         match &self.0 {
             Link::Primary(primary) => primary.run(),
-            Link::Multiplexed(_) => Some(0),
             _ => None,
         }
     }
@@ -219,12 +188,12 @@ impl Connection {
         }
     }
 
-    /// Returns whether the connection is known to lead to a cluster.
+    /// Returns whether the connection leads to a cluster.
     pub(crate) fn is_cluster(&self) -> bool {
         match &self.0 {
             #[cfg(feature = "cluster")]
             Link::Cluster(_) => true,
-            Link::Custom { is_cluster, .. } => *is_cluster,
+            Link::Custom(_, is) => is.is_cluster,
             _ => false,
         }
     }
@@ -242,13 +211,11 @@ impl Connection {
     fn link_mut(&mut self) -> &mut dyn ConnectionLike {
         match &mut self.0 {
             Link::Primary(connection) => connection,
-            Link::Manager(connection) => connection,
-            Link::Multiplexed(connection) => connection,
             #[cfg(feature = "cluster")]
             Link::Cluster(connection) => connection,
             #[cfg(feature = "memory-redis")]
             Link::Memory(connection) => connection,
-            Link::Custom { connection, .. } => &mut **connection,
+            Link::Custom(connection, _) => &mut **connection,
         }
     }
 }
@@ -276,13 +243,11 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.0 {
             Link::Primary(_) => "Primary",
-            Link::Manager(_) => "ConnectionManager",
-            Link::Multiplexed(_) => "MultiplexedConnection",
             #[cfg(feature = "cluster")]
             Link::Cluster(_) => "Cluster",
             #[cfg(feature = "memory-redis")]
             Link::Memory(_) => "MemoryRedis",
-            Link::Custom { .. } => "custom",
+            Link::Custom(..) => "custom",
         };
         f.debug_tuple("Connection")
             .field(&format_args!("{kind}"))
@@ -345,19 +310,4 @@ pub(crate) async fn bisected<'a, T, R, F: Future<Output = Result<R>>>(
         }
     }
     Ok(results)
-}
-
-/// Makes a connection manager reconnect after a failover behind a name; by itself it does so only
-/// when its connection breaks. Asks the server to close the connection, unless the manager has
-/// already found the primary.
-async fn leave(redis: &mut ConnectionManager) {
-    if matches!(is_primary(redis).await, Ok(true)) {
-        return;
-    }
-    tracing::warn!("the connection leads to a replica, reconnecting");
-    // with the second command the manager notices that the connection is closed
-    for command in ["QUIT", "PING"] {
-        let command = redis::cmd(command);
-        let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&command)).await;
-    }
 }

@@ -1,6 +1,7 @@
 //! Outages of Redis. After the first call that waited for a reply in vain, others do not wait: they
 //! fail at once, until a probe in the background gets a reply.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -39,7 +40,7 @@ impl Outage {
             None => Ok(()),
             Some((at, cause)) => {
                 let what = format!("{family}: Redis has not replied for {:.1?}", at.elapsed());
-                Err(Error::new(ErrorKind::Redis, what).with_source(cause.clone()))
+                Err(Error::new(ErrorKind::Redis, what).with_source(Ongoing(cause.clone())))
             }
         }
     }
@@ -70,6 +71,28 @@ impl Outage {
         exists.arg(key);
         tokio::spawn(probe(over, redis.clone(), exists));
     }
+}
+
+/// The error that began an outage.
+#[derive(Debug)]
+struct Ongoing(Error);
+
+impl fmt::Display for Ongoing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl StdError for Ongoing {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()
+    }
+}
+
+/// Returns whether a call was refused because of an outage: nothing was sent, and another attempt
+/// would not be either.
+pub fn is_outage(error: &Error) -> bool {
+    error.source().is_some_and(|cause| cause.is::<Ongoing>())
 }
 
 /// Probes the server until it replies, or every handle is dropped.
@@ -103,7 +126,7 @@ fn is_silence(error: &Error) -> bool {
     if !matches!(error.kind(), ErrorKind::Redis | ErrorKind::OutcomeUnknown) {
         return false;
     }
-    let mut source = std::error::Error::source(error);
+    let mut source = error.source();
     while let Some(cause) = source {
         if let Some(error) = redis_error(cause) {
             return is_no_reply(error);
@@ -113,6 +136,7 @@ fn is_silence(error: &Error) -> bool {
     true
 }
 
+/// A node that sends its calls elsewhere for so long sends them to one that is down.
 fn is_no_reply(error: &RedisError) -> bool {
     use redis::ErrorKind::Server;
     let not_ready = matches!(
@@ -121,6 +145,7 @@ fn is_no_reply(error: &RedisError) -> bool {
             ServerErrorKind::BusyLoading
                 | ServerErrorKind::ClusterDown
                 | ServerErrorKind::MasterDown
+                | ServerErrorKind::Moved
         )
     );
     not_ready || error.code().is_none() || unsent_reason(error).is_some()

@@ -1,37 +1,29 @@
-//! The topology of Redis. In a cluster a call stays in one slot, and every partition is the home of
-//! its own calls.
+//! The topology of Redis, which the connection declares. In a cluster a call stays in one slot, and
+//! every partition is the home of its own calls.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::connection::Connection;
 use crate::connection::outage::Outage;
 
-/// The known topology of the servers behind a connection.
+/// The topology of the servers behind a connection.
 #[derive(Debug)]
 pub struct Topology {
-    cluster: AtomicBool,
+    is_cluster: bool,
     outage: Arc<Outage>,
 }
 
 impl Topology {
-    /// Returns the topology that the connection declares: by default a single node, until that
-    /// refuses several slots.
     pub fn of(redis: &Connection) -> Self {
         Topology {
-            cluster: AtomicBool::new(redis.is_cluster()),
+            is_cluster: redis.is_cluster(),
             outage: Arc::default(),
         }
     }
 
     pub fn is_cluster(&self) -> bool {
-        self.cluster.load(Ordering::Relaxed)
-    }
-
-    /// Records that a call was refused because its keys lie in several slots.
-    pub fn found_cluster(&self) {
-        self.cluster.store(true, Ordering::Relaxed);
+        self.is_cluster
     }
 
     /// Returns the outage of the single server; `None` in a cluster, where each home has its own.

@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 
 use futures_util::future::join;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::OnceCell;
 
 use crate::admin;
 use crate::connection::topology::Topology;
@@ -16,7 +15,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::{Opened, SHUT_DOWN};
 use crate::process::work::{Announced, Work};
-use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
@@ -31,8 +29,6 @@ pub struct Shared {
     pub store: Arc<dyn Store>,
     families: RwLock<Families>,
     allow_evicting: AtomicBool,
-    /// Set once the settings of the database's sessions were checked.
-    sessions_checked: OnceCell<()>,
     /// The kinds for which Redis was found safe.
     safe_for: Mutex<HashSet<&'static str>>,
     pub work: Arc<Work>,
@@ -60,7 +56,6 @@ impl Shared {
             store,
             families: RwLock::default(),
             allow_evicting: AtomicBool::default(),
-            sessions_checked: OnceCell::default(),
             safe_for: Mutex::default(),
             work: Arc::default(),
             closed: Arc::default(),
@@ -202,31 +197,6 @@ impl Shared {
         homes.collect()
     }
 
-    /// Makes calls that depend on the topology, and again if Redis turns out to be a cluster: it
-    /// refused keys of several slots.
-    pub async fn by_topology<T, F>(&self, calls: impl Fn() -> F) -> Result<T>
-    where
-        F: Future<Output = Result<T>>,
-    {
-        let is_cluster = self.topology.is_cluster();
-        match calls().await {
-            Err(error) if bundle::crosses_slots(&error) && !is_cluster => {
-                self.topology.found_cluster();
-                calls().await
-            }
-            result => result,
-        }
-    }
-
-    /// Logs a warning, once, if sessions of the database have settings with which batches may not
-    /// arrive.
-    pub async fn warn_of_sessions(&self) {
-        if let Some(mysql) = self.store.as_mysql() {
-            let check = || mysql.warn_of_sessions();
-            self.sessions_checked.get_or_init(check).await;
-        }
-    }
-
     /// Makes a call for each group of up to `size` items, a few at a time. In a cluster each item
     /// has a call of its own, because a call cannot read several slots.
     pub async fn by_group<'a, T, R, F>(
@@ -238,17 +208,14 @@ impl Shared {
     where
         F: Future<Output = Result<R>>,
     {
-        let calls = || async {
-            // few large calls on one server, which has other clients
-            let (size, calls) = if self.topology.is_cluster() {
-                (1, 64)
-            } else {
-                (size, 4)
-            };
-            let groups: Vec<_> = items.chunks(size).collect();
-            try_each_of(calls, &groups, |group| call(group)).await
+        // few large calls on one server, which has other clients
+        let (size, calls) = if self.topology.is_cluster() {
+            (1, 64)
+        } else {
+            (size, 4)
         };
-        self.by_topology(calls).await
+        let groups: Vec<_> = items.chunks(size).collect();
+        try_each_of(calls, &groups, |group| call(group)).await
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {

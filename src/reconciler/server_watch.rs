@@ -117,7 +117,7 @@ impl ServerWatch {
 /// Returns whether Redis lacks one of the keys. A key that cannot be read is left out: the upkeep
 /// of its family reports the error.
 async fn lacks_any(redis: &Connection, keys: &[Key]) -> Result<bool> {
-    let concerns_one = |error: &Error| !error.is_retryable() && !bundle::crosses_slots(error);
+    let concerns_one = |error: &Error| !error.is_retryable();
     let count = |some| bundle::count_existing(redis, some);
     let mut counts = bisected(keys, concerns_one, count).await?.into_iter();
     Ok(counts.any(|(some, existing)| existing.is_ok_and(|number| number < some.len() as u64)))

@@ -85,17 +85,12 @@ impl Flusher {
         result
     }
 
-    /// Returns true if any of the keys exists. Takes one command; a cluster is assumed to have one:
-    /// it refuses keys of several slots once, and is then known as a cluster.
+    /// Returns true if any of the keys exists. Takes one command; a cluster, which refuses keys of
+    /// several slots, is assumed to have one.
     pub async fn has_any(&self, keys: impl Iterator<Item = Key>) -> Result<bool> {
-        let keys: Vec<_> = keys.collect();
-        let look = || async {
-            if self.shared.topology.is_cluster() {
-                Ok(true)
-            } else {
-                bundle::any_exists(&self.redis, &keys).await
-            }
-        };
-        self.shared.by_topology(look).await
+        if self.shared.topology.is_cluster() {
+            return Ok(true);
+        }
+        bundle::any_exists(&self.redis, &keys.collect::<Vec<_>>()).await
     }
 }

@@ -76,36 +76,30 @@ impl Flusher {
     /// # Errors
     /// [`Mismatch`](ErrorKind::Mismatch) if Redis has another kind or number of partitions.
     pub async fn begin_unregistered(&self, family: &Family) -> Result<()> {
-        let topology = &self.shared.topology;
-        let begin = || async {
-            let begin = async |(number, home): &(u32, Partition)| {
-                if home.epoch(family, "").await?.is_some() {
-                    return Ok(());
-                }
-                let partitions = topology.partitions_of(*number, family.partitions());
-                let to = &Destination::UNKNOWN;
-                home.configure(family, to, partitions).await
-            };
-            let homes = self.shared.homes(family);
-            try_each(&homes, begin).await.map(drop)
+        let begin = async |(number, home): &(u32, Partition)| {
+            if home.epoch(family, "").await?.is_some() {
+                return Ok(());
+            }
+            let topology = &self.shared.topology;
+            let partitions = topology.partitions_of(*number, family.partitions());
+            let to = &Destination::UNKNOWN;
+            home.configure(family, to, partitions).await
         };
-        self.shared.by_topology(begin).await
+        let homes = self.shared.homes(family);
+        try_each(&homes, begin).await.map(drop)
     }
 
     /// Writes the family's settings, incarnations and database to every home of its calls. The
     /// database has accepted these settings.
     pub async fn configure(&self, registered: &Registered) -> Result<()> {
         let (family, to) = (&registered.family, &registered.destination());
-        let topology = &self.shared.topology;
-        let configure = || async {
-            let configure = async |(number, home): &(u32, Partition)| {
-                let partitions = topology.partitions_of(*number, family.partitions());
-                home.configure(family, to, partitions).await
-            };
-            let homes = self.shared.homes(family);
-            try_each(&homes, configure).await.map(drop)
+        let configure = async |(number, home): &(u32, Partition)| {
+            let topology = &self.shared.topology;
+            let partitions = topology.partitions_of(*number, family.partitions());
+            home.configure(family, to, partitions).await
         };
-        self.shared.by_topology(configure).await
+        let homes = self.shared.homes(family);
+        try_each(&homes, configure).await.map(drop)
     }
 
     /// Returns the partitions beyond the family's number in which clients with a different

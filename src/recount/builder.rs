@@ -4,7 +4,6 @@ use std::future::pending;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use sqlx::MySqlPool;
 use tokio::sync::watch;
 
 use crate::client::counterfoil::Counterfoil;
@@ -14,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::metrics;
 use crate::recount::recounter::Recounter;
 use crate::recount::recounting::{Mode, Plan, RecountIds, Recounted, Recounting};
-use crate::store::mysql::Source;
+use crate::store::mysql::{MysqlStore, Source};
 use crate::writer::LONGEST;
 
 /// A recount being configured. [`start`](Self::start) or [`run_once`](Self::run_once) begins it.
@@ -80,13 +79,13 @@ impl RecountBuilder {
         self
     }
 
-    /// Counts the rows on a replica. Its lag is part of [`within`](Self::within). If the server
+    /// Counts the rows on the server of that store, a replica. Its lag is part of [`within`](Self::within). If the server
     /// reports the lag to this user (REPLICATION CLIENT, with MariaDB SLAVE MONITOR), the recount
     /// waits while the replica lags by more, behind any of its sources. Counters above their rows
     /// are counted again after `within`, when the replica has every row that was counted before. A
     /// [function](Source::function) that reads a replica needs this setting too.
-    pub fn replica(mut self, pool: MySqlPool) -> Self {
-        self.plan.replica = Some(pool);
+    pub fn replica(mut self, replica: MysqlStore) -> Self {
+        self.plan.replica = Some(replica);
         self
     }
 

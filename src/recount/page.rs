@@ -334,7 +334,7 @@ impl Recounting {
             return Ok(Vec::new());
         }
         if let Some(replica) = &self.plan.replica
-            && let Some(lag) = self.mysql.lag(replica).await?
+            && let Some(lag) = replica.lag().await?
             && lag >= self.within
         {
             let within = self.within;

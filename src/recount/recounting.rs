@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use serde::Deserialize;
-use sqlx::MySqlPool;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -45,7 +44,7 @@ pub enum RecountIds {
 /// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    pub replica: Option<MySqlPool>,
+    pub replica: Option<MysqlStore>,
     pub ids: RecountIds,
     pub mode: Mode,
     pub rows_are_deleted: bool,

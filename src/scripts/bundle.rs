@@ -235,7 +235,14 @@ pub async fn expect_ok(
     repeat_safe(redis, name, keys, args).await?.expect_ok()
 }
 
+/// A call to a cluster that is declared has keys of one slot.
+const UNDECLARED: &str = "Redis is a cluster, and the connection is one to a single server: connect with Cluster (feature `cluster`), \
+     or declare a custom connection with `is_cluster: true`; in counterfoil.toml, name its nodes as `cluster`";
+
 fn not_executed(error: RedisError) -> Error {
+    if error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot) {
+        return Error::invalid(UNDECLARED).with_source(error);
+    }
     if refusal::is_denied(&error) {
         return Error::new(ErrorKind::AccessDenied, "Redis denies access").with_source(error);
     }
@@ -291,13 +298,6 @@ pub async fn count_existing(redis: &Connection, keys: &[Key]) -> Result<u64> {
 /// Returns whether any of the keys exists. In a cluster they must lie in one slot.
 pub async fn any_exists(redis: &Connection, keys: &[Key]) -> Result<bool> {
     Ok(count_existing(redis, keys).await? > 0)
-}
-
-/// Returns whether a call was refused because its keys lie in several slots of a cluster.
-pub fn crosses_slots(error: &Error) -> bool {
-    error
-        .redis_error()
-        .is_some_and(|error| error.kind() == redis::ErrorKind::Server(ServerErrorKind::CrossSlot))
 }
 
 /// Returns whether a call was refused by a reply that does not prove that nothing was done. Redis

@@ -85,10 +85,8 @@ impl Writer {
         })
     }
 
-    /// Asks for the epochs of calls to this partition again, and so configures the family where
-    /// Redis has lost it.
-    pub async fn renew(&self, partition: u32) -> Result<()> {
-        self.queue.route.renew(partition).await
+    pub fn route(&self) -> &Route {
+        &self.queue.route
     }
 
     /// Returns whether the writer no longer counts, because its runtime has ended.
@@ -140,9 +138,8 @@ impl Writer {
         options: WriteOptions,
         push: fn(&mut Group, &Hit<'_>) -> Position,
     ) -> Result<Option<PairResult>> {
-        let one = (hit.partition, 1, false);
-        let counted = self.count(one, options, |group| push(group, hit)).await;
-        let (call, position) = counted?;
+        let push = |group: &mut Group| push(group, hit);
+        let (call, position) = self.count(hit.partition, 1, options, push).await?;
         call.own(position)
     }
 
@@ -192,16 +189,9 @@ impl Writer {
         let some = || indexes.iter().map(|index| &hits[*index]);
         let push = |group: &mut Group| some().map(|hit| group.push(hit)).collect::<Vec<_>>();
         let partition = hits[indexes[0]].partition;
-        let is_mixed = some().any(|hit| hit.partition != partition);
-        let pairs = (partition, indexes.len(), is_mixed);
-        let (call, positions) = match self.count(pairs, options, push).await {
+        let counted = self.count(partition, indexes.len(), options, push).await;
+        let (call, positions) = match counted {
             Ok(counted) => counted,
-            // the server turned out to be a cluster
-            Err(error)
-                if is_mixed && error.is_retryable() && !self.queue.route.spans_partitions() =>
-            {
-                return Box::pin(self.add_all(&some().copied().collect::<Vec<_>>(), options)).await;
-            }
             Err(error) => return indexes.iter().map(|_| Err(error.clone())).collect(),
         };
         let mut results = Vec::with_capacity(indexes.len());
@@ -224,11 +214,11 @@ impl Writer {
     /// Counts the hits that `push` adds to a group, and waits until Redis has done so. Returns the
     /// call with its outcome, and the hits' positions in it. A full group is an error unless
     /// `options.wait` is set, and so is a deadline that leaves no time for a call. `pairs` is the
-    /// number of hits; if they are mixed, of several partitions, they are refused once the server
-    /// turns out to be a cluster.
+    /// number of hits.
     async fn count<T>(
         &self,
-        (partition, pairs, is_mixed): (u32, usize, bool),
+        partition: u32,
+        pairs: usize,
         options: WriteOptions,
         mut push: impl FnMut(&mut Group) -> T,
     ) -> Result<(Arc<Call>, T)> {
@@ -236,10 +226,6 @@ impl Writer {
         queue.route.outage(partition).check(self.family()).await?;
         self.watch_runtime();
         loop {
-            if is_mixed && !queue.route.spans_partitions() {
-                let what = "not counted: the partitions are on different cluster nodes";
-                return Err(queue.route.error(ErrorKind::Redis, what));
-            }
             let (call, positions) = match queue.join(partition, pairs, &options, &mut push)? {
                 Joined::Alone(caller, outside) => {
                     let (call, mut group) = (Arc::new(Call::default()), Group::default());

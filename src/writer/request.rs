@@ -55,7 +55,7 @@ impl<'a> Request<'a> {
     }
 
     /// Returns the partition that counts the request, the same one in every process.
-    fn partition(&self, family: &Family) -> u32 {
+    pub fn partition(&self, family: &Family) -> u32 {
         // a wide family may use any partition
         family
             .home_of(self.id.as_bytes())
@@ -138,9 +138,8 @@ impl Writer {
         deadline: Deadline,
     ) -> Result<Option<PairResult>> {
         let (route, partition) = (&self.queue.route, request.partition(self.family()));
+        let home = route.home(partition);
         loop {
-            // another one, once the server turns out to be a cluster
-            let home = route.home(partition);
             let generation = match &progress.generation {
                 Some(generation) => generation.clone(),
                 None => route.epoch(home).await?.generation,
@@ -156,7 +155,7 @@ impl Writer {
             };
             let options = deadline.into();
             let push = |group: &mut Group| group.push(&hit);
-            let (call, position) = self.count((partition, 1, false), options, push).await?;
+            let (call, position) = self.count(partition, 1, options, push).await?;
             let result = call.own(position)?;
             match result {
                 Some(PairResult::Expired) => {

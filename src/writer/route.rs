@@ -12,7 +12,6 @@ use crate::family::Family;
 use crate::family::kind::Kind;
 use crate::process::family::Opened;
 use crate::process::work::{Announced, Work};
-use crate::scripts::bundle;
 use crate::scripts::fence::{Destination, Epoch, Fence, Home};
 use crate::scripts::partition::{Counted, Partition, PartitionCall};
 use crate::writer::group::{Group, Part};
@@ -90,9 +89,7 @@ impl Route {
         let known = self.opened.known();
         let to = known.as_ref().map(|known| known.destination());
         let to = to.unwrap_or(Destination::UNKNOWN);
-        let epoch = home.epoch(self.family(), &to).await;
-        self.check_topology(&epoch);
-        epoch
+        home.epoch(self.family(), &to).await
     }
 
     /// Returns the epoch that Redis knows now.
@@ -109,26 +106,16 @@ impl Route {
 
     /// Calls the script of the family's kind once, and announces where a sync is due.
     pub async fn count(&self, fence: Fence<'_>, group: &Group) -> Result<Counted> {
-        let counted = self.call_script(fence, group).await;
-        match &counted {
-            Ok(Counted::Executed { due, .. }) => {
-                for index in due {
-                    if let Some(part) = group.parts().nth(*index) {
-                        let partition = (self.opened.number, part.partition);
-                        self.work.announce(Announced::Due(partition));
-                    }
+        let counted = self.call_script(fence, group).await?;
+        if let Counted::Executed { due, .. } = &counted {
+            for index in due {
+                if let Some(part) = group.parts().nth(*index) {
+                    let partition = (self.opened.number, part.partition);
+                    self.work.announce(Announced::Due(partition));
                 }
             }
-            _ => self.check_topology(&counted),
         }
-        counted
-    }
-
-    /// Notes that the server is a cluster if it refused keys of several slots.
-    fn check_topology<T>(&self, reply: &Result<T>) {
-        if reply.as_ref().is_err_and(bundle::crosses_slots) {
-            self.topology.found_cluster();
-        }
+        Ok(counted)
     }
 
     async fn call_script(&self, fence: Fence<'_>, group: &Group) -> Result<Counted> {

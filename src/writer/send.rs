@@ -77,7 +77,7 @@ impl Sending {
             }
             let wait = pause.next();
             let is_late = Instant::now() + wait >= self.deadline.reply_by;
-            if !may_pass(&error) || is_late || bundle::crosses_slots(&error) {
+            if !may_pass(&error) || is_late {
                 return unknown("a reply was lost", error);
             }
             tracing::debug!(family = %route.family(), error = %format_args!("{error:#}"), "a reply was lost, repeating the call");

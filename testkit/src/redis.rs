@@ -270,28 +270,6 @@ impl RedisServer {
         }
     }
 
-    /// Restarts the server on its existing data as a cluster of one node, which serves the slots
-    /// that hold keys.
-    ///
-    /// # Panics
-    ///
-    /// If the server does not start, or has no [port](RedisOptions::tcp).
-    pub async fn start_again_as_cluster(&self) {
-        let cluster = [
-            "--cluster-enabled",
-            "yes",
-            "--cluster-require-full-coverage",
-            "no",
-        ]
-        .map(str::to_owned);
-        assert!(self.port > 0, "a node of a cluster has a port");
-        self.process
-            .start(binary(), &[&self.args[..], &cluster].concat(), || {
-                replies(&self.socket)
-            })
-            .await;
-    }
-
     /// Pauses the server with SIGSTOP: connections stay open but get no reply. Returns when the
     /// server is paused.
     pub fn pause(&self) {

@@ -1,7 +1,6 @@
 //! The life of a service, from its start to its shutdown.
 
 use counterfoil::Remaining;
-use sqlx::mysql::MySqlPoolOptions;
 
 use crate::support::*;
 
@@ -123,8 +122,8 @@ async fn a_reconciler_stops_soon_while_a_silent_database_does_not_know_the_famil
 async fn a_failure_is_logged_when_it_begins_and_when_it_ends() {
     let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
     let (database, _) = mysql.database("test").await;
-    let pool = MySqlPoolOptions::new().acquire_timeout(millis(100));
-    let store = MysqlStore::new(pool.connect(&mysql.url(&database)).await.unwrap());
+    let store = MysqlStore::new(mysql.url(&database)).unwrap();
+    let store = store.waiting(secs(1));
     store.create_tables().await.unwrap();
     let client = Counterfoil::new(redis.manager().await, store);
     let mut all = vec![];
@@ -415,14 +414,14 @@ async fn a_family_that_is_opened_without_the_database_is_compared_with_it_later(
 }
 
 #[tokio::test]
-async fn a_builder_takes_a_connection_and_a_pool() {
+async fn a_builder_takes_a_connection_and_a_store() {
     let limit = millis(200);
     for without_mysql in [false, true] {
         let redis = new_redis().await;
         let (_, pool) = mysql().await.database("test").await;
         let builder = Counterfoil::builder()
             .connection(Primary::connect(redis.url()).await.unwrap())
-            .pool(pool)
+            .store(MysqlStore::new(&pool).unwrap())
             .create_tables(true)
             .start_without_mysql(without_mysql)
             .write_timeout(limit)
@@ -541,12 +540,18 @@ async fn a_retry_of_rejects_that_panics_is_reported_and_repeated() {
     };
     pair.open(small()).await.count("7", 1000).await;
     pair.counterfoil.drained().await;
-    // each call has a new connection
-    let pool = MySqlPoolOptions::new().after_release(|_, _| Box::pin(async { Ok(false) }));
-    let options = (*pair.pool.connect_options()).clone();
-    let store = MysqlStore::new(pool.connect_lazy_with(options));
-    let reconciling = Counterfoil::new(pair.redis.manager().await, store);
+    let store = MysqlStore::new(&pair.pool).unwrap();
+    let reconciling = Counterfoil::new(pair.redis.manager().await, store.clone());
     let _small = reconciling.open(small()).await.unwrap();
+    // each call needs a new connection
+    let pool = store.pool();
+    eventually("no connection", async || {
+        while let Some(idle) = pool.try_acquire() {
+            idle.close().await.unwrap();
+        }
+        pool.size() == 0
+    })
+    .await;
     let stranger = mysql.replaced();
     let reconciler = reconciling.reconciler().start().await.unwrap();
     fails(&reconciler, "retry of rejects", "panicked").await;

@@ -2,7 +2,6 @@
 //! names the cause.
 
 use sqlx::MySql;
-use sqlx::mysql::MySqlPoolOptions;
 use sqlx::pool::PoolConnection;
 
 use counterfoil::admin::Severity;
@@ -43,12 +42,10 @@ async fn expect_unread_rows(votes: &CachedCounters) {
     }
 }
 
-/// Connects to the database through the proxy.
-async fn through(proxy: &Proxy, mysql: &MysqlServer, database: &str) -> MySqlPool {
+/// Returns a store that connects to the database through the proxy.
+fn through(proxy: &Proxy, mysql: &MysqlServer, database: &str) -> MysqlStore {
     let [socket, through] = [mysql.socket(), proxy.socket()].map(|path| path.display().to_string());
-    let pool = MySqlPoolOptions::new().acquire_timeout(secs(1));
-    let url = mysql.url(database).replace(&socket, &through);
-    pool.connect(&url).await.unwrap()
+    MysqlStore::new(mysql.url(database).replace(&socket, &through)).unwrap()
 }
 
 /// The server keeps the connections of a worker that is suspended or cut off.
@@ -57,7 +54,7 @@ async fn a_worker_that_vanishes_does_not_hold_a_row_for_long() {
     let (redis, mysql) = (new_redis().await, mysql().await);
     let (database, pool) = mysql.database("test").await;
     let proxy = Proxy::to_unix(mysql.socket());
-    let store = MysqlStore::new(through(&proxy, mysql, &database).await);
+    let store = through(&proxy, mysql, &database);
     store.create_tables().await.unwrap();
     let worker = Counterfoil::new(redis.manager().await, store);
     let views = worker.opened(family("views")).await;
@@ -87,10 +84,9 @@ async fn a_mysql_that_vanishes_is_replaced() {
     let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
     let (database, pool) = mysql.database("test").await;
     let proxy = Proxy::to_unix(mysql.socket());
-    let old = through(&proxy, &mysql, &database).await;
-    let store = MysqlStore::new(old.clone()).waiting(secs(1));
+    let store = through(&proxy, &mysql, &database).waiting(secs(1));
     store.create_tables().await.unwrap();
-    let client = Counterfoil::new(redis.manager().await, store);
+    let client = Counterfoil::new(redis.manager().await, store.clone());
     let views = client.opened(family("views")).await;
     views.count("page", 1).await;
     client.drain().await.unwrap();
@@ -105,7 +101,7 @@ async fn a_mysql_that_vanishes_is_replaced() {
         drop(other);
         mysql.kill();
         mysql.start_again().await;
-        old.set_connect_options((*pool.connect_options()).clone());
+        store.set_connect_options(&pool).unwrap();
     };
     let (drained, ()) = tokio::join!(timeout(secs(30), client.drain()), vanish);
     drained.expect("drained in time").unwrap();
@@ -138,7 +134,11 @@ async fn leaves_a_former_primary(more: &str) {
     let app =
         format!("CREATE USER app@localhost; GRANT ALL ON {database}.* TO app@localhost{more}");
     for pool in [&old_pool, &new_pool] {
-        MysqlStore::new(pool.clone()).create_tables().await.unwrap();
+        MysqlStore::new(pool)
+            .unwrap()
+            .create_tables()
+            .await
+            .unwrap();
         run_sql(pool, &app).await;
     }
     let name = old.socket().with_extension("name");
@@ -149,10 +149,9 @@ async fn leaves_a_former_primary(more: &str) {
         &name.display().to_string(),
     );
     let connect = async || {
-        let pool = MySqlPool::connect(&url).await.unwrap();
-        let idle = try_join_all((0..5).map(|_| pool.acquire())).await;
-        drop(idle.unwrap());
-        let client = Counterfoil::new(redis.manager().await, MysqlStore::new(pool));
+        let store = MysqlStore::new(&url).unwrap();
+        drop(exhaust(store.pool()).await);
+        let client = Counterfoil::new(redis.manager().await, store);
         let (views, votes) = (family("views"), votes());
         (
             client.opened(views).await,
@@ -166,7 +165,7 @@ async fn leaves_a_former_primary(more: &str) {
     // the new primary has replicated the families
     let replica = Counterfoil::new(
         new_redis().await.manager().await,
-        MysqlStore::new(new_pool.clone()),
+        MysqlStore::new(&new_pool).unwrap(),
     );
     replica.opened(family("views")).await;
     replica.opened(crate::support::votes()).await;
@@ -211,11 +210,9 @@ async fn a_mysql_that_is_overloaded_is_unavailable() {
     pair.sql("GRANT ALL ON *.* TO few@localhost").await;
     let (_, pool) = mysql.database("few").await;
     let options = (*pool.connect_options()).clone().username("few");
-    let pool = MySqlPoolOptions::new()
-        .max_connections(2)
-        .connect_lazy_with(options);
-    let _only = pool.acquire().await.unwrap();
-    let refused_one = MysqlStore::new(pool.clone()).ledger(&[1]).await;
+    let store = MysqlStore::new(options).unwrap();
+    let _only = store.pool().acquire().await.unwrap();
+    let refused_one = store.ledger(&[1]).await;
     refused(refused_one, ErrorKind::Store, "max_user_connections");
     for user in [
         "locked@localhost ACCOUNT LOCK",
@@ -226,7 +223,7 @@ async fn a_mysql_that_is_overloaded_is_unavailable() {
     pair.sql("GRANT ALL ON *.* TO busy@localhost").await;
     let store = |user| {
         let options = (*pair.pool.connect_options()).clone().username(user);
-        MysqlStore::new(MySqlPoolOptions::new().connect_lazy_with(options))
+        MysqlStore::new(options).unwrap()
     };
     let locked = store("locked").ledger(&[1]).await;
     refused(locked, ErrorKind::Store, "locked");
@@ -270,7 +267,7 @@ async fn the_write_timeout_covers_the_row_of_a_missing_counter() {
     let votes = pair.open(votes()).await;
     let impatient = votes.clone().write_timeout(millis(300));
     assert_eq!(votes.count("here", 1).await, 1);
-    let held = exhaust(&pair.pool).await;
+    let held = exhaust(pair.mysql().pool()).await;
     expect_unread_rows(&impatient).await;
     drop(held);
     mysql.pause();
@@ -301,7 +298,7 @@ async fn a_page_is_told_at_once_that_no_values_came() {
         let shown = votes.get_or_stored(["page"], secs(5)).await.unwrap();
         assert!(shown.exact && shown.values == [3], "{shown:?}");
     };
-    let held = exhaust(&pair.pool).await;
+    let held = exhaust(pair.mysql().pool()).await;
     expect().await;
     drop(held);
     mysql.pause();

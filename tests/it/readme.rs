@@ -47,7 +47,7 @@ macro_rules! programs {
 }
 
 mod secure {
-    include!(concat!(env!("OUT_DIR"), "/guide_15.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_16.rs"));
 
     pub async fn run() -> Result<Counterfoil, Box<dyn std::error::Error>> {
         connect().await
@@ -70,13 +70,21 @@ mod pooled_by_bb8 {
     }
 }
 
+mod own_connections {
+    include!(concat!(env!("OUT_DIR"), "/guide_15.rs"));
+
+    pub async fn run(pool: &MySqlPool) -> counterfoil::Result<Counterfoil> {
+        connect(pool).await
+    }
+}
+
 /// Programs that are themselves tests.
 mod without_servers {
-    include!(concat!(env!("OUT_DIR"), "/guide_16.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_17.rs"));
 }
 
 mod in_tests {
-    include!(concat!(env!("OUT_DIR"), "/guide_17.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_18.rs"));
 }
 
 mod rejects {
@@ -114,7 +122,7 @@ mod own_table {
 async fn a_pool_without_a_connection_loses_no_hits() {
     let redis = RedisServer::start(RedisOptions::aof("always")).await;
     let (_, pool) = mysql().await.database("pools").await;
-    let store = MysqlStore::new(pool);
+    let store = MysqlStore::new(&pool).unwrap();
     store.create_tables().await.unwrap();
     let deadpool = deadpool_redis::Config::from_url(redis.url());
     let deadpool = deadpool.create_pool(None).unwrap();
@@ -195,7 +203,7 @@ async fn the_program_with_tls_runs() {
 
 #[test]
 fn every_program_of_the_documents_runs() {
-    for (document, programs) in [(README, 1), (GUIDE, 17), (OPERATIONS, 1)] {
+    for (document, programs) in [(README, 1), (GUIDE, 18), (OPERATIONS, 1)] {
         // a program that is not run here
         assert_eq!(document.matches("\n```rust").count(), programs);
     }
@@ -221,18 +229,20 @@ async fn the_others(pool: &MySqlPool) -> Result<()> {
     let redis = deadpool_redis::Config::from_url(redis_url())
         .create_pool(None)
         .unwrap();
-    let over_a_pool = pooled::run(redis, MysqlStore::new(pool.clone()));
+    let over_a_pool = pooled::run(redis, MysqlStore::new(pool).unwrap());
     own_table::run(over_a_pool.clone()).await?;
     over_a_pool.drain().await?;
     let redis = bb8_redis::RedisConnectionManager::new(redis_url()).unwrap();
     let redis = bb8_redis::bb8::Pool::builder().build(redis).await.unwrap();
-    let over_bb8 = pooled_by_bb8::run(redis, MysqlStore::new(pool.clone()));
+    let over_bb8 = pooled_by_bb8::run(redis, MysqlStore::new(pool).unwrap());
     over_bb8
         .opened(family("pooled"))
         .await
         .count("page", 1)
         .await;
     over_bb8.drain().await?;
+    let beside_a_pool = own_connections::run(pool).await?;
+    beside_a_pool.opened(family("beside")).await;
     run_all(&counterfoil).await?;
 
     for (namespace, name, id, value) in [

@@ -113,7 +113,11 @@ async fn expect(status: u16, address: SocketAddr, line: &str) -> String {
 async fn servers(mysql: &MysqlServer) -> (RedisServer, String, MySqlPool) {
     let redis = RedisServer::start(RedisOptions::aof("everysec")).await;
     let (database, pool) = mysql.database("shop").await;
-    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
+    MysqlStore::new(&pool)
+        .unwrap()
+        .create_tables()
+        .await
+        .unwrap();
     sqlx::raw_sql(include_str!("../../examples/service/schema.sql"))
         .execute(&pool)
         .await

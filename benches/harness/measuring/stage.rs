@@ -32,7 +32,7 @@ impl Stage {
     /// Sets the stage on another Redis.
     pub async fn on(bench: &Bench, redis: RedisServer) -> Self {
         let (_, pool) = bench.servers.mysql().await.database("bench").await;
-        let store = MysqlStore::new(pool.clone());
+        let store = MysqlStore::new(&pool).unwrap();
         store.create_tables().await.unwrap();
         let pair = Counterfoil::new(connect(&redis).await, store);
         let probe = connect(&redis).await;

@@ -105,7 +105,7 @@ async fn load(
     idle: &[f64],
 ) -> Vec<Check> {
     let (_, pool) = bench.servers.mysql().await.database("bench").await;
-    let store = MysqlStore::new(pool.clone());
+    let store = MysqlStore::new(&pool).unwrap();
     store.create_tables().await.unwrap();
     let urls = cluster.urls();
     let client = redis::cluster::ClusterClient::builder(urls.iter().map(String::as_str));

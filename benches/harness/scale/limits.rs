@@ -177,7 +177,8 @@ async fn connections_of_process(bench: &Bench) -> (f64, f64) {
     let pair = Counterfoil::connect(&redis.url(), &mysql.url(&database))
         .await
         .unwrap();
-    counterfoil::MysqlStore::new(pool.clone())
+    counterfoil::MysqlStore::new(&pool)
+        .unwrap()
         .create_tables()
         .await
         .unwrap();
@@ -205,7 +206,8 @@ impl DaemonCost {
         let mut probe = stage.probe.clone();
         let (empty_database, empty_pool) = mysql.database("bench").await;
         let empty_redis = RedisServer::start(RedisOptions::volatile()).await;
-        counterfoil::MysqlStore::new(empty_pool)
+        counterfoil::MysqlStore::new(&empty_pool)
+            .unwrap()
             .create_tables()
             .await
             .unwrap();

@@ -16,7 +16,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// Returns when MySQL has every family that the clients counted in, and Redis has nothing left to
 /// save.
 pub async fn wait(site: &Site, told: &Journal) -> Result<()> {
-    let counterfoil = Counterfoil::new(site.redis.clone(), MysqlStore::new(site.mysql.clone()));
+    let counterfoil = Counterfoil::new(site.redis.clone(), MysqlStore::new(&site.mysql)?);
     let started = Instant::now();
     loop {
         let waiting = waiting(&counterfoil, told).await;

@@ -118,7 +118,7 @@ async fn families(pair: &PairConfig) -> Result<(Vec<Family>, Vec<&FamilyConfig>)
     for family in single {
         families.push(family.sample()?);
     }
-    match in_time(registered(&pair::store(pair))).await {
+    match in_time(registered(&pair::store(pair)?)).await {
         Ok((registered, _)) => {
             let is_new = |family: &Family| pair.family(&family.to_string()).is_none();
             let registered = registered.into_iter().map(|registered| registered.family);
@@ -127,7 +127,7 @@ async fn families(pair: &PairConfig) -> Result<(Vec<Family>, Vec<&FamilyConfig>)
         Err(why) => {
             let name = &pair.name;
             message(&format!(
-                "pair {name}: MySQL is unavailable, so only configured families: {why}"
+                "pair {name}: without the families that only the database knows: {why}"
             ));
         }
     }

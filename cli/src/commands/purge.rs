@@ -18,7 +18,7 @@ fn line((pair, purged): &(&str, Purged)) -> String {
 pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, Failure> {
     let mut found = Vec::new();
     for pair in &context.config.pairs {
-        let purgeable = pair::store(pair).purgeable(pair.keep_history).await;
+        let purgeable = pair::store(pair)?.purgeable(pair.keep_history).await;
         let purgeable = purgeable.map_err(Failure::of_pair(&pair.name))?;
         found.push((pair.name.as_str(), purgeable));
     }
@@ -29,7 +29,7 @@ pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, 
         confirm(&format!("delete {}?", lines.join("; ")), yes)?;
         found.clear();
         for pair in &context.config.pairs {
-            let purged = pair::store(pair).purge(pair.keep_history).await;
+            let purged = pair::store(pair)?.purge(pair.keep_history).await;
             let purged = purged.map_err(Failure::of_pair(&pair.name))?;
             found.push((pair.name.as_str(), purged));
         }

@@ -117,7 +117,7 @@ async fn overview_of(store: &MysqlStore, family: &str) -> counterfoil::Result<Op
 
 /// Prints the differences that a run found.
 pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<Exit, Failure> {
-    let store = pair::store(context.pair_of(family)?);
+    let store = pair::store(context.pair_of(family)?)?;
     let registered = registered(&store, family).await?.family;
     let overview = overview_of(&store, family).await?;
     let last_run = overview.and_then(|one| Some(one.recount?.run));

@@ -40,7 +40,7 @@ struct Listed<'a> {
 async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
     let mut listed = Vec::new();
     for pair in &context.config.pairs {
-        let rejects = read(&pair::store(pair), family, limit).await;
+        let rejects = read(&pair::store(pair)?, family, limit).await;
         let rejects = rejects.map_err(Failure::of_pair(&pair.name))?;
         listed.push((pair.name.as_str(), rejects));
     }
@@ -140,7 +140,7 @@ struct FailedFamily {
 }
 
 async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
-    let store = pair::store(context.pair()?);
+    let store = pair::store(context.pair()?)?;
     let mut outcome = Outcome::default();
     for family in families(&store, which).await?.into_keys() {
         let retried = async {
@@ -192,7 +192,7 @@ async fn discard(
     dry_run: bool,
 ) -> Result<Exit, Failure> {
     let pair = context.pair()?;
-    let store = pair::store(pair);
+    let store = pair::store(pair)?;
     if dry_run {
         let mut rejects = read(&store, which.family.as_deref(), u64::MAX).await?;
         rejects.retain(|reject| which.ids.is_empty() || which.ids.contains(&reject.id));

@@ -31,7 +31,7 @@ pub fn print_schema(output: Output) -> Result<Exit, Failure> {
 pub async fn init(context: &Context) -> Result<Exit, Failure> {
     let mut done = Vec::new();
     for pair in &context.config.pairs {
-        let created = pair::store(pair).create_tables().await;
+        let created = pair::store(pair)?.create_tables().await;
         created.map_err(|error| not_created(&pair.name, error))?;
         done.push(&pair.name);
     }
@@ -100,7 +100,7 @@ fn error(subject: impl Into<String>, message: String, advice: &str) -> Finding {
 
 /// Returns the findings about a pair, the worst first.
 pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
-    let store = pair::store(pair);
+    let store = pair::store(pair)?;
     let (connected, registered) = join(
         in_time(pair::connect(pair)),
         in_time(families::registered(&store)),

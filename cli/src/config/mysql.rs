@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use counterfoil::mysql_options;
+use counterfoil::IntoMysqlOptions;
 use counterfoil::sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use url::Url;
 
@@ -17,7 +17,8 @@ pub fn options(
     secrets: &Secrets<'_>,
     prefix: &str,
 ) -> Result<MySqlConnectOptions, String> {
-    let mut options = mysql_options(text).map_err(|error| format!("mysql: {error:#}"))?;
+    let options = text.into_mysql_options();
+    let mut options = options.map_err(|error| format!("mysql: {error:#}"))?;
     if options.get_database().is_none() {
         return Err("mysql names no database: expected mysql://USER@HOST/DATABASE".to_owned());
     }

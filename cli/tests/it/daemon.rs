@@ -165,7 +165,7 @@ async fn the_tenants_in_mysql_come_back_after_redis_was_emptied_without_a_daemon
     // of one that another daemon has registered
     let other = Counterfoil::new(
         site.redis.manager().await,
-        MysqlStore::new(site.pool.clone()),
+        MysqlStore::new(&site.pool).unwrap(),
     );
     let family = Family::buffered("shop-2", "views").durability(Durability::Immediate);
     let views = other.open(family.sync_hits(1)).await.unwrap();
@@ -185,7 +185,7 @@ async fn families_that_others_registered_are_served_or_named() {
         site.configure_pair(&format!("serve = {serve}"), "");
         let other = Counterfoil::new(
             site.redis.manager().await,
-            MysqlStore::new(site.pool.clone()),
+            MysqlStore::new(&site.pool).unwrap(),
         );
         let views = other.open(views()).await.unwrap();
         let _ = views.add("page", 3).await.unwrap();

@@ -47,7 +47,7 @@ kind = \"visitors\"
 pub async fn application(site: &Site) -> Counterfoil {
     Counterfoil::new(
         site.redis.manager().await,
-        MysqlStore::new(site.pool.clone()),
+        MysqlStore::new(&site.pool).unwrap(),
     )
 }
 

@@ -107,7 +107,8 @@ impl Stage {
     async fn on(mysql: MysqlServer) -> Self {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
         let (database, pool) = mysql.database("outages").await;
-        MysqlStore::new(pool.clone())
+        MysqlStore::new(&pool)
+            .unwrap()
             .create_tables()
             .await
             .expect("counterfoil's tables");
@@ -276,7 +277,7 @@ async fn every_surface_tells_of_an_outage() {
                 "fails, will retry",
                 "server=\"mysql\"",
                 "shop/views",
-                "read-only",
+                "accepts no writes",
             ],
         })
         .await;

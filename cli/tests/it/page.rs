@@ -234,7 +234,8 @@ async fn pages_are_readable_in_every_state() {
     let redis = RedisServer::start(RedisOptions::aof("everysec")).await;
     let (database, pool) = mysql.database("page").await;
     let site = Site::of(redis, pool, mysql.url(&database));
-    MysqlStore::new(site.pool.clone())
+    MysqlStore::new(&site.pool)
+        .unwrap()
         .create_tables()
         .await
         .unwrap();

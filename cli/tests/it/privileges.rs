@@ -68,7 +68,8 @@ impl Secured {
         let redis = RedisServer::start(RedisOptions::aof("always").tls(&certificates)).await;
         let mysql = MysqlServer::start_tcp(Some(&certificates)).await;
         let (database, pool) = mysql.database("shop").await;
-        MysqlStore::new(pool.clone())
+        MysqlStore::new(&pool)
+            .unwrap()
             .create_tables()
             .await
             .expect("counterfoil's tables");
@@ -262,7 +263,7 @@ async fn count(site: &Site) {
 
     let all = Counterfoil::new(
         site.redis.manager().await,
-        MysqlStore::new(site.pool.clone()),
+        MysqlStore::new(&site.pool).unwrap(),
     );
     let item = Table::update("item")
         .key("id", KeyType::Unsigned)

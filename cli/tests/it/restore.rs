@@ -26,7 +26,7 @@ impl Counted {
         .await;
         site.configure("");
         let redis = Primary::connect(site.redis.url()).await.unwrap();
-        let application = Counterfoil::new(redis, MysqlStore::new(site.pool.clone()));
+        let application = Counterfoil::new(redis, MysqlStore::new(&site.pool).unwrap());
         let now = Durability::Immediate;
         let views = Family::buffered("shop", "views")
             .durability(now)

@@ -27,7 +27,7 @@ async fn memory_and_files_stay_as_they_are() {
     let daemon = site.daemon().await;
     daemon.logs(&["started"]).await;
     let redis = Primary::connect(site.redis.url()).await.unwrap();
-    let application = Counterfoil::new(redis, MysqlStore::new(site.pool.clone()));
+    let application = Counterfoil::new(redis, MysqlStore::new(&site.pool).unwrap());
     let mut families = Vec::new();
     for tenant in 0..TENANTS {
         let views =

@@ -40,7 +40,8 @@ impl Site {
     /// Creates a site with counterfoil's tables, on the shared MySQL.
     pub async fn new() -> Self {
         let site = Site::on(MYSQL.get_or_init(MysqlServer::start).await).await;
-        MysqlStore::new(site.pool.clone())
+        MysqlStore::new(&site.pool)
+            .unwrap()
             .create_tables()
             .await
             .expect("counterfoil's tables");

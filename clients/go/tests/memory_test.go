@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -43,6 +44,9 @@ func TestInMemory(t *testing.T) {
 	equal(t, value, 9)
 	_, err = votes.Incr(ctx, "a", 2)
 	fails(t, err, counterfoil.ErrNotCounted, "RANGE")
+	if !strings.Contains(err.Error(), "RANGE: the value is 9, and would leave its bounds") {
+		t.Error(err)
+	}
 	_, err = buffered(t, counters, "votes").Add(ctx, "a", 1)
 	fails(t, err, counterfoil.ErrMisconfigured, "MISMATCH")
 
@@ -64,9 +68,13 @@ func TestInMemory(t *testing.T) {
 	must(t, readers.Touch(ctx, "front", "a"))
 	must(t, readers.Touch(ctx, "front", "a"))
 	must(t, readers.Later("front", "b"))
-	must(t, counters.Close(ctx))
+	must(t, counters.Flush(ctx))
 	seen, visitors, err := readers.Now(ctx, "front")
 	must(t, err)
 	equal(t, seen, 3)
 	equal(t, visitors, 2)
+	must(t, counters.Close(ctx))
+	_, err = views.Value(ctx, "a")
+	fails(t, err, counterfoil.ErrNotCounted, "CLOSED")
+	fails(t, readers.Later("front", "b"), counterfoil.ErrNotCounted, "CLOSED")
 }

@@ -74,10 +74,17 @@ func TestNothingWaitsInAnOutage(t *testing.T) {
 	} {
 		err := takes(t, 10*time.Millisecond, call)
 		fails(t, err, counterfoil.ErrNotCounted, "UNREACHABLE")
-		if !strings.Contains(err.Error(), "Redis has been unavailable for ") {
+		if !strings.Contains(err.Error(), "UNREACHABLE: Redis is unavailable: ") {
 			t.Error(err)
 		}
 	}
+	eventually(t, func() error {
+		err := add(views, id)()
+		if strings.Contains(err.Error(), "Redis has been unavailable for 1s: ") {
+			return nil
+		}
+		return err
+	})
 	p.listen(t)
 	eventually(t, add(views, id))
 	p.stop()
@@ -150,6 +157,40 @@ func TestAFamilyThatTheDaemonRefuses(t *testing.T) {
 	}
 }
 
+func TestAFamilyThatNoDaemonHasConfigured(t *testing.T) {
+	made := &attempts{}
+	client := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: time.Second})
+	defer client.Close()
+	client.AddHook(made)
+	counters, name := with(t, client, counterfoil.Options{RetryFor: time.Second}), newID()
+	defer counters.Close(ctx)
+	views := buffered(t, counters, name)
+	must(t, direct.Del(ctx, "cf1:wanted").Err())
+	first := add(views, "a")()
+	fails(t, first, counterfoil.ErrNotCounted, "UNCONFIGURED")
+	if calls := made.begin(); calls > 13 { // every 200 ms, and the load of two scripts
+		t.Error(calls)
+	}
+	for range 50 {
+		equal(t, add(views, "a")().Error(), first.Error())
+		_, err := views.RequestEpoch(ctx, "request", "a")
+		fails(t, err, counterfoil.ErrNotCounted, "UNCONFIGURED")
+	}
+	if calls := made.begin(); calls > 4 { // of probes
+		t.Error(calls)
+	}
+	source, err := direct.HGetAll(ctx, home).Result()
+	must(t, err)
+	key := fmt.Sprintf("cf1:{%s/%s/0}:calls", namespace, name)
+	defer direct.Del(ctx, key)
+	for field, value := range source {
+		if strings.HasPrefix(field, "=") {
+			must(t, direct.HSet(ctx, key, field, value).Err())
+		}
+	}
+	eventually(t, func() error { _, err := views.RequestEpoch(ctx, "request", "a"); return err })
+}
+
 func TestAContextEndsACallBeforeItsLimit(t *testing.T) {
 	p := startProxy(t)
 	views := buffered(t, defaults(t, p.socket), "views")
@@ -199,6 +240,8 @@ func TestDaemonsThatAreDown(t *testing.T) {
 	shown, err := views.ValueOr(ctx, "a", 41)
 	fails(t, err, counterfoil.ErrNotCounted, "UNREACHABLE")
 	equal(t, shown, 41)
+	_, err = views.ValuesOr(ctx, []string{"a", "b"}, []int64{41})
+	fails(t, err, counterfoil.ErrNotCounted, "BADARG")
 	all, err := views.ValuesOr(ctx, []string{"a", "b"}, []int64{41, 42})
 	fails(t, err, counterfoil.ErrNotCounted, "UNREACHABLE")
 	if !slices.Equal(all, []int64{41, 42}) {
@@ -270,6 +313,68 @@ func TestCloseTakesFiveSecondsAtMost(t *testing.T) {
 	must(t, views.Later("b", 2))
 	fails(t, takes(t, 5*time.Second, func() error { return counters.Close(ctx) }), counterfoil.ErrOutcomeUnknown, "")
 	p.cut()
+}
+
+func TestCloseTriesAgain(t *testing.T) {
+	p, id := startProxy(t), newID()
+	idle, counters := defaults(t, p.socket), defaults(t, p.socket)
+	views := buffered(t, counters, "views")
+	for _, client := range []*counterfoil.Client{idle, counters} {
+		must(t, add(buffered(t, client, "views"), id)())
+	}
+	p.stop()
+	breakDown(t, add(buffered(t, idle, "views"), id))
+	breakDown(t, add(views, id))
+	must(t, views.Later(id, 5))
+	closed := make(chan error)
+	go func() { closed <- counters.Close(ctx) }()
+	must(t, idle.Close(ctx))           // without sums, at once
+	time.Sleep(700 * time.Millisecond) // an attempt fails
+	p.listen(t)
+	must(t, <-closed)
+	equal(t, exact(t, id), 7)
+}
+
+func TestCloseReportsWhetherAnOutcomeIsKnown(t *testing.T) {
+	for _, isSent := range []bool{false, true} {
+		p, lost := startProxy(t), map[string]int64{}
+		options := counterfoil.Options{LaterEvery: time.Hour, OnError: func(_, id string, n int64, err error) {
+			lost[fmt.Sprint(id, " ", errors.Is(err, counterfoil.ErrOutcomeUnknown))] = n
+		}}
+		counters, err := counterfoil.Connect("unix://"+p.socket, namespace, options)
+		must(t, err)
+		views := buffered(t, counters, "views")
+		must(t, add(views, "a")())
+		if isSent {
+			p.always(hold)
+		} else {
+			p.stop()
+			breakDown(t, add(views, "a"))
+		}
+		for range 3 {
+			must(t, views.Later("a", 1))
+		}
+		err = counters.Close(ctx)
+		equal(t, errors.Is(err, counterfoil.ErrOutcomeUnknown), isSent)
+		equal(t, len(lost), 1)
+		equal(t, lost[fmt.Sprint("a ", isSent)], 3)
+	}
+}
+
+func TestFlushOfAllFamilies(t *testing.T) {
+	counters, id := given(t, socket, counterfoil.Options{LaterEvery: time.Hour, Daemons: []string{daemon}}), newID()
+	views, wide := buffered(t, counters, "views"), buffered(t, counters, "wide")
+	must(t, views.Later(id, 1))
+	must(t, wide.Later(id, 1))
+	must(t, counters.Flush(ctx))
+	for _, family := range []*counterfoil.Buffered{views, wide} {
+		value, err := family.Value(ctx, id)
+		must(t, err)
+		equal(t, value, 1)
+	}
+	must(t, buffered(t, counters, "votes").Later(id, 1)) // which is cached
+	fails(t, counters.Flush(ctx), counterfoil.ErrMisconfigured, "MISMATCH")
+	must(t, counters.Flush(ctx))
 }
 
 func TestLaterOfAllKinds(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -148,13 +149,13 @@ func TestTheNextDaemon(t *testing.T) {
 	}
 	equal(t, busy.requests.Load(), 1)
 	equal(t, s.requests.Load(), 10)
-	_, err := viewsBy(t, counterfoil.Options{Daemons: []string{busy.URL, nobody}}).Value(ctx, "a")
+	_, err := viewsBy(t, counterfoil.Options{Daemons: []string{busy.URL, nobody}, RetryFor: 4 * time.Second}).Value(ctx, "a")
 	fails(t, err, counterfoil.ErrNotCounted, "daemon")
 	// it is left alone for as long as it asks
 	busy.requests.Store(0)
-	_, err = viewsBy(t, counterfoil.Options{Daemons: []string{busy.URL}, RetryFor: 2 * time.Second}).Value(ctx, "a")
+	_, err = viewsBy(t, counterfoil.Options{Daemons: []string{busy.URL}, RetryFor: 4 * time.Second}).Value(ctx, "a")
 	fails(t, err, counterfoil.ErrNotCounted, "daemon")
-	if count := busy.requests.Load(); count < 2 || count > 4 {
+	if count := busy.requests.Load(); count < 2 || count > 5 {
 		t.Error(count)
 	}
 }
@@ -179,6 +180,21 @@ func TestASilentDaemon(t *testing.T) {
 	_, err = viewsBy(t, counterfoil.Options{Daemons: daemons[:1]}).Value(limited, "a")
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
+	}
+}
+
+func TestAValueOfAFamilyThatNoDaemonHasConfigured(t *testing.T) {
+	counters := given(t, socket, counterfoil.Options{Daemons: []string{daemon}})
+	none := buffered(t, counters, "none")
+	_, err := none.Value(ctx, "a")
+	fails(t, err, counterfoil.ErrNotCounted, "UNCONFIGURED")
+	if !strings.Contains(err.Error(), "no daemon has configured "+namespace+"/none: declare it in counterfoil.toml") {
+		t.Error(err)
+	}
+	values, err := none.ValuesOr(ctx, []string{"a", "b"}, []int64{3, 4})
+	fails(t, err, counterfoil.ErrNotCounted, "UNCONFIGURED")
+	if !slices.Equal(values, []int64{3, 4}) {
+		t.Error(values)
 	}
 }
 

@@ -1,7 +1,8 @@
 import { crc32 } from 'node:zlib';
 import { type Family, type Item, Queue } from './family.js';
 import { Later, type LaterOptions } from './later.js';
-import { type Bytes, type Integer, NotCounted, checkId, integerOf, keyOf, memo, repeated, upTo } from './values.js';
+import { type Bytes, type Id, type Integer, NotCounted } from './values.js';
+import { integerOf, keyOf, memo, repeated, textOf, upTo, visitorOf } from './values.js';
 
 const LONGEST_PAGE = 200;
 const ATTEMPTS = 5;
@@ -21,33 +22,29 @@ export class Activity extends Later<View> {
   constructor(family: Family, options: LaterOptions) { super(family, options); }
 
   /** Counts a view of the page, and notes its visitor. Throws as `Buffered.add`. */
-  async touch(page: string, visitor: Bytes): Promise<void> {
-    checkId(page, LONGEST_PAGE);
-    checkId(visitor);
-    return this.countSum({ page, visitor }, 1);
+  async touch(page: Id, visitor: Id | Uint8Array): Promise<void> {
+    return this.countSum({ page: textOf(page, LONGEST_PAGE), visitor: visitorOf(visitor) }, 1);
   }
 
   /**
    * Counts a view soon, like that of `Buffered`.
    * @throws NotCounted (`BADID`, `BUSY`, `CLOSED`)
    */
-  later(page: string, visitor: Bytes): void {
-    checkId(page, LONGEST_PAGE);
-    checkId(visitor);
-    if (this.family.known) this.family.check(page, this.family.known);
-    this.keep(`${page.length}:${page}${keyOf(visitor)}`, { page, visitor: Buffer.from(visitor) }, 1);
+  later(page: Id, visitor: Id | Uint8Array): void {
+    const [name, who] = [textOf(page, LONGEST_PAGE), visitorOf(visitor)];
+    if (this.family.known) this.family.check(name, this.family.known);
+    this.keep(`${name.length}:${name}${keyOf(who)}`, { page: name, visitor: Buffer.from(who) }, 1);
   }
 
   /** Returns the views and distinct visitors of the page. */
-  async now(page: string): Promise<{ views: number; visitors: number }> {
-    checkId(page, LONGEST_PAGE);
-    const deadline = this.family.deadlineOfRead();
+  async now(page: Id): Promise<{ views: number; visitors: number }> {
+    const [name, deadline] = [textOf(page, LONGEST_PAGE), this.family.deadlineOfRead()];
     const epoch = await this.family.describe(deadline);
-    this.family.check(page, epoch);
+    this.family.check(name, epoch);
     const { settings: { stripes }, partitions } = epoch;
     const places = await Promise.all(upTo(stripes).map((stripe) => {
-      const partition = (crc32(page) + stripe) % partitions;
-      return this.family.readOfHome('activity_now', partition, this.keys(partition, stripe, page), stripes, deadline);
+      const partition = (crc32(name) + stripe) % partitions;
+      return this.family.readOfHome('activity_now', partition, this.keys(partition, stripe, name), stripes, deadline);
     }));
     const sum = (i: number) => places.reduce((sum, words) => sum + Number(words[i]), 0);
     return { views: sum(0), visitors: sum(1) };

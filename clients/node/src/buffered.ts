@@ -2,10 +2,10 @@ import type { Call } from './call.js';
 import { type Family, type Item, Queue, type Request, requestsOf, setWords } from './family.js';
 import { Later, type LaterOptions } from './later.js';
 import type { Daemons, Fallback, Fallbacks } from './value.js';
-import { type CounterfoilError, type Integer, NotCounted, checkId, checkInteger, integerOf, memo, repeated } from './values.js';
+import { type CounterfoilError, type Id, type Integer, NotCounted, checkInteger, integerOf, memo, repeated, textOf } from './values.js';
 
 /** An id and what to add to it. */
-export type Pair = readonly [id: string, delta: Integer];
+export type Pair = readonly [id: Id, delta: Integer];
 
 type Hit = Item & { partition: number; id: string; delta: Integer };
 
@@ -22,7 +22,7 @@ export class Buffered extends Later<string> {
    * @returns what the counter has pending, i.e. not yet in MySQL; null if it was counted and that reply was lost
    * @throws NotCounted (`BADID`, `BADARG`, `FULL`, `RANGE`, `OOM`, `UNREACHABLE`...), OutcomeUnknown or Misconfigured
    */
-  async add(id: string, delta: Integer = 1): Promise<Integer | null> { return integerOf(id, await this.push(id, delta)); }
+  async add(id: Id, delta: Integer = 1): Promise<Integer | null> { return integerOf(id, await this.push(id, delta)); }
 
   /** Adds to many counters. Returns for each pair what `add` returns, or its error: they fail separately. */
   async addMany(pairs: Iterable<Pair> | Record<string, Integer>): Promise<(Integer | null | CounterfoilError)[]> {
@@ -35,7 +35,7 @@ export class Buffered extends Later<string> {
    * Returns the epoch to store with a job before its first run, and to pass to `addOnce` in each run.
    * @param request names the work: 1 to 64 bytes
    */
-  async requestEpoch(request: string, id: string): Promise<string> { return this.family.requestEpoch(request, id); }
+  async requestEpoch(request: Id, id: Id): Promise<string> { return this.family.requestEpoch(request, id); }
 
   /**
    * Adds once for this request, however many processes call it. Redis remembers a request for an hour, or as long as the
@@ -43,9 +43,8 @@ export class Buffered extends Later<string> {
    * @param epoch what `requestEpoch` returned before the first run: then it never counts twice. By default the current one
    * @returns true if it was counted now, false if it was counted before
    */
-  async addOnce(request: string, id: string, delta: Integer = 1, epoch?: string): Promise<boolean> {
-    checkId(request, 64);
-    const word = await this.push(id, delta, { name: request, epoch });
+  async addOnce(request: Id, id: Id, delta: Integer = 1, epoch?: string): Promise<boolean> {
+    const word = await this.push(id, delta, { name: textOf(request, 64), epoch });
     const before = /^BEFORE:(.*)$/.exec(String(word));
     integerOf(id, before ? before[1] : word);
     return !before;
@@ -56,18 +55,18 @@ export class Buffered extends Later<string> {
    * `flush` and `onError` report failures.
    * @throws NotCounted (`BADID`, `BADARG`; `RANGE`: the sum is beyond 64 bits; `BUSY`: 100,000 sums wait; `CLOSED`)
    */
-  later(id: string, delta: Integer = 1): void {
-    checkId(id);
-    if (this.family.known) this.family.check(id, this.family.known);
+  later(id: Id, delta: Integer = 1): void {
+    const text = textOf(id);
+    if (this.family.known) this.family.check(text, this.family.known);
     checkInteger(delta);
-    this.keep(id, id, delta);
+    this.keep(text, text, delta);
   }
 
   /** Returns the exact value: what MySQL has, and what is pending; or the fallback, if none arrives in time. */
-  async value(id: string, fallback?: Fallback): Promise<Integer> { return this.daemons.value(this.family, id, fallback); }
+  async value(id: Id, fallback?: Fallback): Promise<Integer> { return this.daemons.value(this.family, id, fallback); }
 
   /** Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them. */
-  async values(ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> {
+  async values(ids: Iterable<Id>, fallback?: Fallbacks): Promise<Integer[]> {
     return this.daemons.values(this.family, ids, fallback);
   }
 
@@ -78,8 +77,8 @@ export class Buffered extends Later<string> {
   protected idOf(id: string): string { return id; }
 
   /** Shares a call with others, and returns the word for this hit. */
-  private async push(id: string, delta: Integer, request?: Request): Promise<unknown> {
-    checkId(id);
+  private async push(counter: Id, delta: Integer, request?: Request): Promise<unknown> {
+    const id = textOf(counter);
     checkInteger(delta);
     const until = this.family.deadline();
     const epoch = this.family.known ?? (await this.family.describe(until));

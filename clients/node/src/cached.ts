@@ -1,7 +1,7 @@
 import { type Family, type Item, Queue, type Request, requestsOf, setWords } from './family.js';
 import type { Daemons, Fallback, Fallbacks } from './value.js';
-import { CounterfoilError, type Integer, NotCounted, UNCONFIGURED } from './values.js';
-import { checkId, checkInteger, integer, integerOf, memo, uniqueName } from './values.js';
+import { CounterfoilError, type Id, type Integer, NotCounted, UNCONFIGURED } from './values.js';
+import { checkInteger, integer, integerOf, memo, textOf, uniqueName } from './values.js';
 
 /** How often a counter may be deleted between its seed and its change. */
 const SEEDS = 10;
@@ -29,7 +29,7 @@ export class Cached {
    * Changes the counter by `delta`, and returns the new value.
    * @throws NotCounted with reason `RANGE` and the current `value` where the new one would be out of bounds; or as `Buffered.add`
    */
-  async incr(id: string, delta: Integer = 1): Promise<Integer> {
+  async incr(id: Id, delta: Integer = 1): Promise<Integer> {
     checkInteger(delta);
     return this.change(id, String(delta));
   }
@@ -39,56 +39,54 @@ export class Cached {
    * then. A refusal by the bounds stays, too.
    * @param epoch as in `Buffered.addOnce`
    */
-  async incrOnce(request: string, id: string, delta: Integer = 1, epoch?: string): Promise<Integer> {
-    checkId(request, 64);
+  async incrOnce(request: Id, id: Id, delta: Integer = 1, epoch?: string): Promise<Integer> {
     checkInteger(delta);
-    return this.change(id, String(delta), { name: request, epoch });
+    return this.change(id, String(delta), { name: textOf(request, 64), epoch });
   }
 
   /** Returns the epoch to store with a job before its first run, and to pass to `incrOnce` in each run. */
-  async requestEpoch(request: string, id: string): Promise<string> { return this.family.requestEpoch(request, id); }
+  async requestEpoch(request: Id, id: Id): Promise<string> { return this.family.requestEpoch(request, id); }
 
   /** Sets the counter, within its bounds, and returns the new value. */
-  async set(id: string, value: Integer): Promise<Integer> {
+  async set(id: Id, value: Integer): Promise<Integer> {
     checkInteger(value);
     return this.change(id, `=${value}`);
   }
 
   /** Returns the value. */
-  async get(id: string): Promise<Integer> {
-    const until = this.family.deadlineOfRead();
-    return this.seeded(id, until, async (partition) => {
-      const args = [1, '', uniqueName(), id];
+  async get(id: Id): Promise<Integer> {
+    const [name, until] = [textOf(id), this.family.deadlineOfRead()];
+    return this.seeded(name, until, async (partition) => {
+      const args = [1, '', uniqueName(), name];
       const keys = this.family.keys(partition, 'base', 'buffer', 'batch', 'meta');
       const [word] = await this.family.read('cached_get', { keys, args }, until);
       if (String(word) !== UNCONFIGURED) return word;
-      throw new NotCounted(UNCONFIGURED, `${this.family.name} in the partition of ${id}`, undefined, true);
+      throw new NotCounted(UNCONFIGURED, `${this.family.name} in the partition of ${name}`, undefined, true);
     });
   }
 
   /** Returns the exact value like that of a buffered counter: it gives the counter no base, and needs no `readRow`. */
-  async value(id: string, fallback?: Fallback): Promise<Integer> { return this.daemons.value(this.family, id, fallback); }
+  async value(id: Id, fallback?: Fallback): Promise<Integer> { return this.daemons.value(this.family, id, fallback); }
 
   /** Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them. */
-  async values(ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> {
+  async values(ids: Iterable<Id>, fallback?: Fallbacks): Promise<Integer[]> {
     return this.daemons.values(this.family, ids, fallback);
   }
 
-  private async change(id: string, change: string, request?: Request): Promise<Integer> {
-    const until = this.family.deadline();
+  private async change(counter: Id, change: string, request?: Request): Promise<Integer> {
+    const [id, until] = [textOf(counter), this.family.deadline()];
     const item = { until, id, change, ...(request && { request }) };
     return this.seeded(id, until, (partition, of) => this.queue.push(partition, { ...item, of }));
   }
 
   /** Makes a call, and again after a seed where the counter had no base. */
   private async seeded(id: string, until: number, call: (partition: number, of: number) => Promise<unknown>): Promise<Integer> {
-    checkId(id);
     const epoch = await this.family.describe(until);
     const partition = this.family.partition(id, epoch);
     for (let seeds = 0; ; seeds += 1) {
       const words = String(await call(partition, epoch.partitions)).replace(/^BEFORE:/, '');
       const [word = '', ...rest] = words.split(':');
-      if (word === 'RANGE') throw new NotCounted(word, `${id} is ${rest[0]}`, undefined, false, integer(rest[0]!));
+      if (word === 'RANGE') throw new NotCounted(word, `the value of ${id} is ${rest[0]}, and would leave its bounds`, undefined, false, integer(rest[0]!));
       if (word !== 'MISS' || seeds === SEEDS) return integerOf(id, word)!;
       // callers that missed it with the same ticket share one read of its row
       const key = `${rest[0]} ${id}`;

@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Outage, PROBE_MS } from './outage.js';
 import type { Redis } from './redis.js';
 import { SCRIPTS } from './scripts.js';
-import { type Bytes, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, UNREACHABLE, memo } from './values.js';
+import { type Bytes, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, UNREACHABLE, closed, memo } from './values.js';
 
 const NO_REPLY = 'no reply';
 /** The server serves no call. */
@@ -41,16 +41,31 @@ export class Sender {
   private readonly outages = new Map<string, Outage>();
   private readonly waits = new Set<Wait>();
   private timer: NodeJS.Timeout | undefined;
-  /** When all calls end at the latest. */
+  /** When all calls end at the latest: the client is closing then. */
   private end = Infinity;
+  private isClosed = false;
 
-  constructor(readonly redis: Redis, private readonly timeout: number, readonly retryFor: number) {}
+  constructor(readonly redis: Redis, private readonly timeout: number, private readonly retryFor: number) {}
+
+  get isClosing(): boolean { return this.end !== Infinity; }
+
+  /** Refuses a call of a client that is closed. */
+  checkOpen(): void {
+    if (this.isClosed) throw closed();
+  }
+
+  /** Returns when a call that counts ends at the latest. The last ones have all the time of the end. */
+  deadline(): number { return this.isClosing ? this.end : performance.now() + this.retryFor; }
+
+  /** Returns when a read ends at the latest: a page waits for several. */
+  deadlineOfRead(): number { return performance.now() + this.retryFor / 2; }
 
   /**
    * Sends the call, and repeats it as it is until `deadline`. Nothing is sent later, or in an outage. `counts`: the outcome
    * matters if no reply arrives.
    */
   async send(name: string, { keys, args }: Call, counts: boolean, deadline: number): Promise<Reply> {
+    this.checkOpen();
     const outage = this.outageOf(keys[0]!);
     const begun = performance.now();
     const left = () => Math.min(deadline, this.end) - performance.now();
@@ -84,19 +99,30 @@ export class Sender {
     }
   }
 
-  /** Tries once to end each outage, and then lets all calls end within `ms`, until `work` has settled. */
-  async endWithin<T>(ms: number, work: () => Promise<T>): Promise<T> {
-    this.end = performance.now() + ms;
-    for (const wait of this.waits) wait.until = Math.min(wait.until, this.end);
-    await Promise.all([...this.outages.values()].map((outage) => outage.retry()));
-    return work().finally(() => { this.end = Infinity; });
+  /** Lets all calls end at a time. */
+  endAt(time: number): void {
+    this.end = time;
+    for (const wait of this.waits) wait.until = Math.min(wait.until, time);
+  }
+
+  /** Probes all that calls do not wait for. */
+  async retryOutages(): Promise<void> { await Promise.all([...this.outages.values()].map((outage) => outage.retry())); }
+
+  async close(): Promise<void> {
+    this.isClosed = true;
+    await this.redis.closeOwn?.();
+  }
+
+  /** Returns the outage of a family's home, which begins when no daemon has configured it. */
+  outageOfFamily(key: string, isConfigured: () => Promise<boolean>): Outage {
+    return memo(this.outages, key, () => new Outage(isConfigured));
   }
 
   /** Returns that of a server, and in a cluster that of the partition of a key. Keys of no partition have none. */
   private outageOf(key: string): Outage | undefined {
     const [partition] = /^cf1:\{.*?\}/.exec(key) ?? [];
     if (!partition) return undefined;
-    return memo(this.outages, this.redis.isCluster ? partition : '', () => new Outage('Redis', () => this.probe(partition)));
+    return memo(this.outages, this.redis.isCluster ? partition : '', () => new Outage(() => this.probe(partition), 'Redis'));
   }
 
   /** Asks for the epoch of a partition. Returns whether there is a reply, or nothing to ask any more. */
@@ -108,6 +134,7 @@ export class Sender {
 
   /** Sends a command once, and waits for its reply for `ms`, or for the timeout if that is less. */
   private async once(command: (string | Buffer)[], key: string, ms: number): Promise<unknown> {
+    this.checkOpen(); // or the connection would be blamed
     const state = this.redis.state();
     if (state === 'closed') throw new Misconfigured('CLOSED', 'connect it; node-redis needs a reconnectStrategy');
     if (state === 'away') throw unreachable(this.redis.failure);

@@ -1,13 +1,14 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { crc32 } from 'node:zlib';
 import type { Call, Reply, Sender } from './call.js';
+import { PROBE_MS } from './outage.js';
 import { MAX_N, MAX_STEP, NO_CALENDAR, type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, UNCONFIGURED } from './values.js';
-import { checkId, memo, randomStep, uniqueName } from './values.js';
+import { type Id, memo, randomStep, textOf, unconfigured, uniqueName } from './values.js';
 
 const REQUESTS = ['requests', 'requests_before'];
 const FRESH_MS = 30_000;
-/** How long a daemon may take to configure what is wanted. */
-const CONFIGURED_WITHIN_MS = 3_000;
+/** How long a daemon may take to configure what is wanted, and how often it reads that. */
+const [CONFIGURED_WITHIN_MS, WANTED_MS] = [3_000, 200];
 const ANNOUNCE_MS = 400;
 const WANTED = 'cf1:wanted';
 const ATTEMPTS = 5;
@@ -63,11 +64,13 @@ export class Family {
   /** Returns the partition that remembers the callers of calls in this one. */
   home(partition: number): number { return this.sender.redis.isCluster ? partition : 0; }
 
-  /** Returns when a call that counts ends at the latest. */
-  deadline(): number { return performance.now() + this.sender.retryFor; }
+  get isClosing(): boolean { return this.sender.isClosing; }
 
-  /** Returns when a read ends at the latest: a page waits for several. */
-  deadlineOfRead(): number { return performance.now() + this.sender.retryFor / 2; }
+  checkOpen(): void { this.sender.checkOpen(); }
+
+  deadline(): number { return this.sender.deadline(); }
+
+  deadlineOfRead(): number { return this.sender.deadlineOfRead(); }
 
   /** Counts items in a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`. */
   async count(script: string, partition: number, items: Item[], build: Build): Promise<Reply> {
@@ -120,11 +123,10 @@ export class Family {
   forget(home: number): void { this.epochs.delete(home); }
 
   /** Returns the generation of requests. A job that runs later needs the one that Redis has now. */
-  async requestEpoch(request: string, id: string): Promise<string> {
-    checkId(request, 64);
-    checkId(id);
+  async requestEpoch(request: Id, id: Id): Promise<string> {
+    const [name, counter] = [textOf(request, 64), textOf(id)];
     const deadline = this.deadline();
-    const partition = this.partition(id, await this.describe(deadline), request);
+    const partition = this.partition(counter, await this.describe(deadline), name);
     return (await this.ask(this.home(partition), deadline)).generation;
   }
 
@@ -138,10 +140,13 @@ export class Family {
   /** Asks Redis for the epoch of this home, for a while if the family is not configured. */
   async ask(home: number, deadline: number): Promise<Epoch> {
     const fence = this.keys(home, 'calls', 'calls_before');
-    for (const until = Math.min(performance.now() + CONFIGURED_WITHIN_MS, deadline); ; await sleep(50)) {
+    const outage = this.sender.outageOfFamily(fence[0]!, () => this.isConfigured(home));
+    const begun = performance.now();
+    for (const until = Math.min(begun + CONFIGURED_WITHIN_MS, deadline); ; await sleep(WANTED_MS)) {
+      this.checkOpen();
+      if (outage.error) throw outage.error;
       const askedAt = performance.now();
-      const call: Call = { keys: [...fence, ...this.keys(home, ...REQUESTS)], args: [this.kind, this.known?.partitions ?? '', '', ''] };
-      const { status, words } = await this.sender.send('family_epoch', call, false, deadline);
+      const { status, words } = await this.question(home, deadline);
       const [first = '', second = '', , partitions, description = '{}'] = words.map(String);
       if (status === 'OK') {
         const settings: Settings = JSON.parse(description);
@@ -153,8 +158,9 @@ export class Family {
       if (status === UNCONFIGURED) {
         if (first) throw new Misconfigured(status, `the daemon refuses ${this.name}: ${first}`);
         const hint = await this.announce();
-        if (performance.now() + 50 < until) continue;
-        throw new NotCounted(status, `no daemon has configured ${this.name}: ${hint}`, undefined, true);
+        if (performance.now() + WANTED_MS < until) continue;
+        outage.begin(UNCONFIGURED, unconfigured(this.name, hint).text, begun);
+        throw unconfigured(this.name, hint);
       }
       const before = this.known?.partitions;
       this.known = undefined;
@@ -164,14 +170,26 @@ export class Family {
     }
   }
 
-  /** Announces the family to the daemon, which may know it. Returns what to do if it does not. */
+  private question(home: number, deadline: number): Promise<Reply> {
+    const keys = this.keys(home, 'calls', 'calls_before', ...REQUESTS);
+    return this.sender.send('family_epoch', { keys, args: [this.kind, this.known?.partitions ?? '', '', ''] }, false, deadline);
+  }
+
+  /** Announces the family and asks for it once more. Returns whether calls should ask again. */
+  private async isConfigured(home: number): Promise<boolean> {
+    await this.announce();
+    const asked = this.question(home, performance.now() + PROBE_MS);
+    return asked.then(({ status, words }) => status !== UNCONFIGURED || String(words[0]) !== '', () => false);
+  }
+
+  /** Announces the family to the daemon, which may know it. Returns why that failed. */
   private async announce(): Promise<string> {
     try {
       const call = { keys: [WANTED], args: [this.name] };
       const { status } = await this.sender.send('family_want', call, false, performance.now() + ANNOUNCE_MS);
-      return status === 'OK' ? 'declare it in counterfoil.toml, and run the daemon' : `${WANTED} is full, since no daemon takes names`;
+      return status === 'OK' ? '' : `it was not asked for: ${WANTED} is full`;
     } catch (error) {
-      return `it was not asked for it: ${(error as Error).message}`;
+      return `it was not asked for: ${(error as Error).message}`;
     }
   }
 }

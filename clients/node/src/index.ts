@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Activity } from './activity.js';
 import { Buffered, type Pair } from './buffered.js';
 import { Cached, type ReadRow } from './cached.js';
@@ -8,15 +9,15 @@ import { type Address, type ConnectionOptions, type Redis, type RedisClient, con
 import { Series, type Slice } from './series.js';
 import { Daemons, type Fallback, type Fallbacks } from './value.js';
 import { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
-import type { Bytes, Integer } from './values.js';
+import type { Bytes, Id, Integer } from './values.js';
 import { Visitors } from './visitors.js';
 
 export { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown };
-export type { Activity, Address, Buffered, Bytes, Cached, Fallback, Fallbacks, Integer, OnError };
+export type { Activity, Address, Buffered, Bytes, Cached, Fallback, Fallbacks, Id, Integer, OnError };
 export type { Pair, ReadRow, RedisClient, Series, Slice, Visitors };
 
-/** How long sums may take at the end of a process, where the connection takes a second more. */
-const END_MS = 4_000;
+/** How long sums may take at the end of a process, where the connection takes half a second more, and how often they are sent. */
+const [END_MS, END_PAUSE_MS] = [4_500, 500];
 
 /** Times are in milliseconds. */
 export interface Options {
@@ -85,16 +86,32 @@ export class Counterfoil {
     return this.open('visitors', name, (family) => new Visitors(family, this.daemons, this.options));
   }
 
+  /** Sends what `later` took in all families, and throws the first error of what was not counted. Waits for `retryFor` at most. */
+  async flush(): Promise<void> {
+    this.sender.checkOpen();
+    await allOf(this.laters().map((family) => family.flush()));
+  }
+
   /**
-   * Sends what `later` took, within 5 s, and ends the connection if `connect` made it. Throws what `flush` throws; `onError`
-   * receives what was not counted.
+   * Sends what `later` took, and ends the connection if `connect` made it. While Redis is unreachable it tries again for 5 s; then
+   * `onError` receives what is left, and the first error is thrown. Later calls are refused as `CLOSED`.
    */
   async close(): Promise<void> {
-    const laters = [...this.families.values()].filter((family) => family instanceof Later);
-    const ends = await this.sender.endWithin(END_MS, () => Promise.allSettled(laters.map((family) => family.close())));
-    await this.sender.redis.closeOwn?.();
-    for (const end of ends) if (end.status === 'rejected') throw end.reason;
+    const until = performance.now() + END_MS;
+    this.sender.endAt(until);
+    const laters = this.laters();
+    const send = () => Promise.all(laters.map((family) => family.send()));
+    await send();
+    while (laters.some((family) => family.isWaiting) && performance.now() < until) {
+      await sleep(Math.min(END_PAUSE_MS, until - performance.now()));
+      await this.sender.retryOutages();
+      await send();
+    }
+    const ends = allOf(laters.map((family) => family.close()));
+    await ends.finally(() => this.sender.close());
   }
+
+  private laters(): Later<unknown>[] { return [...this.families.values()].filter((family) => family instanceof Later); }
 
   /** Returns the only object of the family, so that all callers share its calls. */
   private open<T>(kind: string, name: string, open: (family: Family) => T): T {
@@ -103,4 +120,9 @@ export class Counterfoil {
     if (!isName) throw new Misconfigured('NAME', `expected names of 1 to 64 of a-z, 0-9, _, . and -, not ${full}`);
     return memo(this.families, `${kind} ${name}`, () => open(new Family(this.sender, full, kind))) as T;
   }
+}
+
+/** Waits for all, and throws the first error. */
+async function allOf(all: Promise<unknown>[]): Promise<void> {
+  for (const end of await Promise.allSettled(all)) if (end.status === 'rejected') throw end.reason;
 }

@@ -1,5 +1,5 @@
 import type { Family } from './family.js';
-import { type CounterfoilError, type Integer, NotCounted, UNCONFIGURED, integer } from './values.js';
+import { type CounterfoilError, type Integer, NotCounted, OutcomeUnknown, UNCONFIGURED, closed, integer } from './values.js';
 
 const MOST_SUMS = 100_000;
 /** Of a round of calls. */
@@ -20,7 +20,6 @@ export abstract class Later<Hit> {
   private sums = new Map<string, Sum<Hit>>();
   private inFlight = 0;
   private timer: NodeJS.Timeout | undefined;
-  private isClosed = false;
   /** The error of sums that had to stay, for which the next send waits. */
   private unsent: CounterfoilError | undefined;
   /** The last send. Each begins when the one before has ended. */
@@ -38,32 +37,45 @@ export abstract class Later<Hit> {
   /** @internal Returns the id, name or page of a hit, for `onError`. */
   protected abstract idOf(hit: Hit): string;
 
-  /** Waits until all that `later` took before is settled. Throws the first error of what was not counted. */
+  /**
+   * Sends what `later` took, and throws the first error of what was not counted. Waits for `retryFor` at most. That of the client
+   * does so for all families.
+   */
   async flush(): Promise<void> {
+    this.family.checkOpen();
     await this.send();
+    await this.report();
+  }
+
+  /** @internal Whether sums wait. */
+  get isWaiting(): boolean { return this.sums.size > 0; }
+
+  /** @internal Sends all that waits. Each send begins when the one before has ended. */
+  send(): Promise<void> { return (this.sending = this.sending.then(() => this.sendSums())); }
+
+  /** @internal Drops what `send` could not send, and throws its first error. */
+  async close(): Promise<void> {
+    for (const sum of this.sums.values()) this.drop(sum, this.unsent!);
+    this.sums.clear();
+    this.unsent = undefined;
+    await this.report();
+  }
+
+  private async report(): Promise<void> {
     await new Promise(setImmediate); // after onError: the application may exit now
     const first = this.failure ?? this.unsent;
     if (!first) return;
     const mayPass = !this.failure;
-    const what = this.failed ? `${this.failed} sums were not counted` : `${this.sums.size} sums wait`;
+    const outcome = first instanceof OutcomeUnknown ? 'have an unknown outcome' : 'were not counted';
+    const what = this.failed ? `${this.failed} sums ${outcome}` : `${this.sums.size} sums wait`;
     [this.failure, this.failed] = [undefined, 0];
     const Class = first.constructor as typeof NotCounted;
     throw new Class(first.reason, `later() of ${this.family.name}: ${what}: ${first.text}`, first, mayPass);
   }
 
-  /** @internal Sends what `later` took for the last time. What is left was not counted. */
-  async close(): Promise<void> {
-    this.isClosed = true;
-    await this.send();
-    for (const sum of this.sums.values()) this.drop(sum, this.unsent!);
-    this.sums.clear();
-    this.unsent = undefined;
-    await this.flush();
-  }
-
   /** @internal Adds hits of the same key up, and sends them soon. */
   protected keep(key: string, hit: Hit, n: Integer): void {
-    if (this.isClosed) throw new NotCounted('CLOSED', `${this.family.name} is closed`);
+    if (this.family.isClosing) throw closed();
     const isFull = this.sums.size + this.inFlight >= MOST_SUMS && !this.sums.has(key);
     if (isFull) throw new NotCounted('BUSY', `${MOST_SUMS} sums of ${this.family.name} wait to be sent`, undefined, true);
     if (!this.put({ key, hit, n })) throw new NotCounted('RANGE', `the sum of ${this.idOf(hit)} is beyond 64 bits`);
@@ -74,23 +86,21 @@ export abstract class Later<Hit> {
     const sum = BigInt(this.sums.get(key)?.n ?? 0) + BigInt(n);
     if (sum !== BigInt.asIntN(64, sum)) return false;
     this.sums.set(key, { key, hit, n: integer(sum) });
-    if (!this.isClosed) this.timer ??= setTimeout(() => void this.send(), this.unsent ? PAUSE_MS : (this.options.laterEvery ?? 5));
+    if (!this.family.isClosing) this.timer ??= setTimeout(() => void this.send(), this.unsent ? PAUSE_MS : (this.options.laterEvery ?? 5));
     return true;
   }
 
   private drop({ hit, n }: Sum<Hit>, error: CounterfoilError): void {
     const { onError } = this.options;
     if (onError) process.nextTick(onError, this.family.name, this.idOf(hit), n, error);
-    else if (!this.failure) this.warn('was not counted', error);
+    else if (!this.failure) this.warn(`${n} for ${this.idOf(hit)} ${error instanceof OutcomeUnknown ? 'have an unknown outcome' : 'were not counted'}`, error);
     this.failure ??= error;
     this.failed += 1;
   }
 
   private warn(what: string, error: CounterfoilError): void {
-    process.emitWarning(`later() of ${this.family.name} ${what}: ${error.message}`, 'CounterfoilWarning');
+    process.emitWarning(`later() of ${this.family.name}: ${what}: ${error.message}`, 'CounterfoilWarning');
   }
-
-  private send(): Promise<void> { return (this.sending = this.sending.then(() => this.sendSums())); }
 
   private async sendSums(): Promise<void> {
     clearTimeout(this.timer);
@@ -111,6 +121,6 @@ export abstract class Later<Hit> {
         if (!mayPass || !this.put(sum)) this.drop(sum, error);
       }
     }
-    if (this.unsent && !before && !this.isClosed) this.warn('waits', this.unsent);
+    if (this.unsent && !before && !this.family.isClosing) this.warn('sums wait', this.unsent);
   }
 }

@@ -1,22 +1,27 @@
-import { NotCounted } from './values.js';
+import { NotCounted, UNREACHABLE } from './values.js';
 
 /** How often a server is probed, and for how long a probe waits at most. */
 export const PROBE_MS = 1_000;
 
-/** The time while a server is unreachable or does not reply. Calls fail at once, and a probe each second may end it. */
+/**
+ * The time while a server does not reply, or while no daemon has configured a family. Calls fail at once, and a probe each second
+ * may end it.
+ */
 export class Outage {
   private begun: { at: number; reason: string; why: string } | undefined;
   private timer: NodeJS.Timeout | undefined;
 
-  /** `probe` returns whether the server replies. It must not reject. */
-  constructor(private readonly server: string, private readonly probe: () => Promise<boolean>) {}
+  /** `probe` returns whether it is over, and must not reject. A family has no `server`. */
+  constructor(private readonly probe: () => Promise<boolean>, private readonly server?: string) {}
 
   /** The error of calls during the outage. */
   get error(): NotCounted | undefined {
     if (!this.begun) return undefined;
     const { at, reason, why } = this.begun;
-    const seconds = Math.round((performance.now() - at) / 1000);
-    return new NotCounted(reason, `${this.server} has been unreachable for ${seconds} s: ${why}`, undefined, true);
+    const seconds = Math.floor((performance.now() - at) / 1000);
+    const state = reason === UNREACHABLE ? 'unreachable' : reason;
+    const duration = seconds > 0 ? `has been ${state} for ${seconds} s` : `is ${state}`;
+    return new NotCounted(reason, this.server ? `${this.server} ${duration}: ${why}` : why, undefined, true);
   }
 
   /** Begins, as of the time `at`. */

@@ -77,7 +77,7 @@ type Times = { retryFor?: number; timeout?: number };
 
 const TLS_URL = /^rediss:\/\//;
 /** The longest time that a connection may take to end. */
-const END_MS = 1_000;
+const END_MS = 500;
 
 /** Returns how long a call may take, and how long connecting or a reply. */
 export function timesOf({ retryFor = 1_000, timeout = Math.min(400, 0.4 * retryFor) }: Times): Required<Times> {

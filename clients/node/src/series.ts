@@ -1,6 +1,6 @@
 import { type Family, type Item, Queue } from './family.js';
 import { Later, type LaterOptions } from './later.js';
-import { type Integer, NotCounted, checkId, checkInteger, integer, integerOf, repeated } from './values.js';
+import { type Id, type Integer, NotCounted, checkInteger, integer, integerOf, repeated, textOf } from './values.js';
 
 const LONGEST_NAME = 200;
 const PAIRS = 100;
@@ -25,7 +25,7 @@ export class Series extends Later<Moment> {
    * Adds `n`, 1 or more, to the current slice of each window of this name, or to those of the time `at`, a `Date` or Unix
    * milliseconds. Throws as `Buffered.add`.
    */
-  async add(name: string, n: Integer = 1, at?: Date | number): Promise<void> {
+  async add(name: Id, n: Integer = 1, at?: Date | number): Promise<void> {
     return this.countSum(checkMoment(name, n, at), n);
   }
 
@@ -33,21 +33,21 @@ export class Series extends Later<Moment> {
    * Adds soon, like that of `Buffered`. Without `at` a hit counts in the slice in which Redis receives it.
    * @throws NotCounted (`BADID`, `BADARG`, `BADTIME`, `BUSY`, `CLOSED`)
    */
-  later(name: string, n: Integer = 1, at?: Date | number): void {
+  later(name: Id, n: Integer = 1, at?: Date | number): void {
     const moment = checkMoment(name, n, at);
-    if (this.family.known) this.family.check(name, this.family.known);
-    this.keep(`${moment.at} ${name}`, moment, n);
+    if (this.family.known) this.family.check(moment.name, this.family.known);
+    this.keep(`${moment.at} ${moment.name}`, moment, n);
   }
 
   /** Returns a window of this name, such as `60s` or `day`: all its slices, the oldest first. The last one is not over. */
-  async get(name: string, label: string): Promise<Slice[]> {
-    checkId(name, LONGEST_NAME);
+  async get(name: Id, label: string): Promise<Slice[]> {
+    const series = textOf(name, LONGEST_NAME);
     const deadline = this.family.deadlineOfRead();
     const epoch = await this.family.describe(deadline);
     const { labels } = epoch.settings;
     if (!labels.includes(label)) throw new NotCounted('BADARG', `${this.family.name} has no ${label}, but ${labels}`);
-    const partition = this.family.partition(name, epoch);
-    const window = this.family.keys(partition, `series:${label}:${name}`);
+    const partition = this.family.partition(series, epoch);
+    const window = this.family.keys(partition, `series:${label}:${series}`);
     const keys = [...this.family.keys(this.family.home(partition), ...CALENDARS), ...window];
     const texts = await this.family.readOfHome('series_get', partition, keys, label, deadline);
     const [starts = [], counts = []] = texts.map((text) => String(text).split(' '));
@@ -79,10 +79,9 @@ export class Series extends Later<Moment> {
   }
 }
 
-function checkMoment(name: string, n: Integer, at?: Date | number): Moment {
-  checkId(name, LONGEST_NAME);
+function checkMoment(name: Id, n: Integer, at?: Date | number): Moment {
   checkInteger(n, 1);
-  return { name, at: millis(at) };
+  return { name: textOf(name, LONGEST_NAME), at: millis(at) };
 }
 
 /** Returns a time in Unix milliseconds, or nothing for now. */

@@ -154,6 +154,7 @@ class Memory extends Sender {
   }
 
   override async send(script: string, { keys, args }: Call): Promise<Reply> {
+    this.checkOpen();
     const [, family] = /^cf1:\{(.*)\/\d+\}/.exec(keys[0]!)!;
     const [status, ...words] = SCRIPTS[script]!(this.stateOf(family!), args, keys);
     return { status: String(status), words, isRepeat: false };
@@ -165,6 +166,7 @@ class Values extends Daemons {
   constructor(private readonly memory: Memory) { super([], undefined, 1_000); }
 
   override async find(family: Family, ids: string[], deadline: number): Promise<Integer[]> {
+    family.checkOpen();
     const epoch = await family.describe(deadline);
     const wrong = ids.find((id) => !epoch.ids.test(id));
     if (wrong !== undefined) throw new Misconfigured('HTTP 400', `${wrong} can have no row`);

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Family } from './family.js';
 import { Outage, PROBE_MS } from './outage.js';
-import { type Integer, Misconfigured, NotCounted, UNREACHABLE, checkId, integer } from './values.js';
+import { type Id, type Integer, Misconfigured, NotCounted, UNREACHABLE, integer, textOf, unconfigured } from './values.js';
 
 /** Ids of a request. */
 const IDS = 1000;
@@ -45,7 +45,7 @@ function checkLength(values: readonly OrNull[], count: number): void {
 export class Daemons {
   private readonly urls: string[];
   private readonly headers: Record<string, string>;
-  private readonly outage = new Outage('the daemon', () => this.probe());
+  private readonly outage = new Outage(() => this.probe(), 'the daemon');
 
   constructor(daemon: string | readonly string[] = [], token: string | undefined, private readonly retryFor: number) {
     this.urls = [daemon].flat().map((url) => url.replace(/\/$/, ''));
@@ -54,19 +54,19 @@ export class Daemons {
     this.headers = { 'Content-Type': 'application/json', ...(token && { Authorization: `Bearer ${token}` }) };
   }
 
-  async value(family: Family, id: string, fallback?: Fallback): Promise<Integer> {
+  async value(family: Family, id: Id, fallback?: Fallback): Promise<Integer> {
     return (await this.values(family, [id], fallback))[0]!;
   }
 
   /** Returns the values in the order of the ids. */
-  async values(family: Family, ids: Iterable<string>, fallback?: Fallbacks): Promise<Integer[]> {
-    const all = [...ids];
+  async values(family: Family, ids: Iterable<Id>, fallback?: Fallbacks): Promise<Integer[]> {
+    const all = [...ids].map((id) => textOf(id));
     return valuesOr(fallback, all.length, () => this.find(family, all, family.deadlineOfRead()));
   }
 
   /** Returns the values, null where only the application makes the row of a cached counter, and has not. */
   async find(family: Family, ids: string[], deadline: number): Promise<(Integer | null)[]> {
-    ids.forEach((id) => checkId(id));
+    family.checkOpen();
     if (this.urls.length === 0) throw new Misconfigured('NODAEMON', 'set the option daemon');
     const values: (Integer | null)[] = [];
     for (let from = 0; from < ids.length; from += IDS) {
@@ -92,6 +92,7 @@ export class Daemons {
         const values = /"values": ?\[([-\d, nul]+)\]/.exec(text)?.[1]?.split(',').map((value) => numberOrNull(value.trim()));
         if (status === 200 && values?.length === ids.length) return values;
         explanation = `${url}: ${text.slice(0, 2000)}`;
+        if (status === 404 && errorOf(text).includes(family.name)) throw unconfigured(family.name, explanation);
         if (status >= 300 && status < 500 && status !== 429) throw new Misconfigured(`HTTP ${status}`, explanation);
         if (this.urls[0] === url) this.urls.push(this.urls.shift()!); // the next calls begin with another one
         isAway &&= status === 0;
@@ -122,6 +123,15 @@ async function fetched(url: string, ms: number, request: RequestInit = {}): Prom
   } catch (error) {
     const { message, cause } = error as Error;
     return { status: 0, text: `${message}${cause ? `: ${cause}` : ''}`, retryAfter: 0 };
+  }
+}
+
+/** Returns the error of the daemon's reply, or nothing if it is another server's. */
+function errorOf(text: string): string {
+  try {
+    return String(JSON.parse(text.slice(text.indexOf(' '))).error);
+  } catch {
+    return '';
   }
 }
 

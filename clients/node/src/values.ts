@@ -5,6 +5,9 @@ export type Integer = number | bigint;
 
 const [LEAST, MOST] = [-(2n ** 63n), 2n ** 63n - 1n];
 
+/** An id, a name or a page: an integer stands for its decimal text. */
+export type Id = string | Integer;
+
 /** Bytes: a text stands for its UTF-8. */
 export type Bytes = string | Uint8Array;
 
@@ -48,8 +51,18 @@ export const UNCONFIGURED = 'UNCONFIGURED';
 /** The word for a list of days or months that has ended, because no daemon serves the family. */
 export const NO_CALENDAR = 'NOCALENDAR';
 
+/** Returns the error of a call after `close`. */
+export const closed = (): NotCounted => new NotCounted('CLOSED', 'the client is closed, and takes no further calls');
+
+/** Returns the error of a family that no daemon has configured; `why` is what else is known. */
+export function unconfigured(family: string, why: string): NotCounted {
+  const advice = 'declare it in counterfoil.toml, and run the daemon';
+  const text = `no daemon has configured ${family}: ${advice}${why && `; ${why}`}`;
+  return new NotCounted(UNCONFIGURED, text, undefined, true);
+}
+
 /** Returns the integer that a script returned for an id, or null after `DUP`. Throws if it returned a word. */
-export function integerOf(id: string, word: unknown): Integer | null {
+export function integerOf(id: Id, word: unknown): Integer | null {
   if (typeof word === 'number' || word === null) return word;
   if (/^-?\d+$/.test(String(word))) return integer(word as string);
   if (word === 'EXPIRED') throw new OutcomeUnknown(word, 'Redis may have forgotten the request');
@@ -63,13 +76,20 @@ export function repeated(count: number, refused: unknown): (string | null)[] {
   return words;
 }
 
-/** Checks an id, or a visitor, which may be bytes of any kind. */
-export function checkId(id: Bytes, longest = 255): void {
-  const isBytes = typeof id === 'string' ? id.isWellFormed() : id instanceof Uint8Array;
-  const length = isBytes ? Buffer.byteLength(id) : 0;
-  if (length > 0 && length <= longest) return;
+/** Returns an id as text. */
+export function textOf(id: Id, longest = 255): string {
+  const isInteger = typeof id === 'bigint' || Number.isSafeInteger(id);
+  const text = isInteger || (typeof id === 'string' && id.isWellFormed()) ? String(id) : '';
+  const length = Buffer.byteLength(text);
+  if (length > 0 && length <= longest) return text;
   const given = `${typeof id} ${String(id).slice(0, 300)}`;
-  throw new NotCounted('BADID', `expected 1 to ${longest} bytes of UTF-8, not ${given}`);
+  throw new NotCounted('BADID', `expected 1 to ${longest} bytes of UTF-8, or an integer, not ${given}`);
+}
+
+/** Returns a visitor, who may be bytes of any kind. */
+export function visitorOf(visitor: Id | Uint8Array): Bytes {
+  const isBytes = visitor instanceof Uint8Array && visitor.byteLength > 0 && visitor.byteLength <= 255;
+  return isBytes ? visitor : textOf(visitor as Id);
 }
 
 export function checkInteger(value: Integer, least: Integer = LEAST): void {

@@ -1,7 +1,7 @@
 import { type Family, type Item, Queue } from './family.js';
 import { Later, type LaterOptions } from './later.js';
 import { type Daemons, type Fallback, type Fallbacks, valuesOr } from './value.js';
-import { type Bytes, type Integer, NotCounted, checkId, integerOf, keyOf } from './values.js';
+import { type Bytes, type Id, type Integer, NotCounted, integerOf, keyOf, textOf, visitorOf } from './values.js';
 
 /** A visit of a scope on a day. */
 type Visit = { scope: string; day: string; visitor: Bytes };
@@ -20,37 +20,33 @@ export class Visitors extends Later<Visit> {
    * @param scope what is visited, such as a shop
    * @param day `YYYY-MM-DD`, by the application's calendar
    */
-  async firstVisit(scope: string, day: string, visitor: Bytes): Promise<boolean> {
-    checkVisit(scope, day);
-    checkId(visitor);
-    return (await this.countSum({ scope, day, visitor })) === 1;
+  async firstVisit(scope: Id, day: string, visitor: Id | Uint8Array): Promise<boolean> {
+    return (await this.countSum(visitOf(scope, day, visitor))) === 1;
   }
 
   /**
    * Counts the visitor soon, like that of `Buffered`. Repeats merge.
    * @throws NotCounted (`BADID`, `BUSY`, `CLOSED`)
    */
-  later(scope: string, day: string, visitor: Bytes): void {
-    checkVisit(scope, day);
-    checkId(visitor);
-    const visit = { scope, day, visitor: Buffer.from(visitor) };
+  later(scope: Id, day: string, visitor: Id | Uint8Array): void {
+    const visit = visitOf(scope, day, visitor);
     if (this.family.known) this.family.check(this.idOf(visit), this.family.known);
-    this.keep(`${day}${scope.length}:${scope}${keyOf(visitor)}`, visit, 1);
+    const key = `${day}${visit.scope.length}:${visit.scope}${keyOf(visit.visitor)}`;
+    this.keep(key, { ...visit, visitor: Buffer.from(visit.visitor) }, 1);
   }
 
   /** Returns the exact number of visitors of a day; or the fallback, if none arrives in time. */
-  async value(scope: string, day: string, fallback?: Fallback): Promise<Integer> {
+  async value(scope: Id, day: string, fallback?: Fallback): Promise<Integer> {
     return (await this.values([[scope, day]], fallback))[0]!;
   }
 
   /** Returns the exact numbers of visitors of many scopes and days, in their order. */
-  async values(days: Iterable<readonly [scope: string, day: string]>, fallback?: Fallbacks): Promise<Integer[]> {
-    const list = [...days];
-    for (const [scope, day] of list) checkVisit(scope, day);
+  async values(days: Iterable<readonly [scope: Id, day: string]>, fallback?: Fallbacks): Promise<Integer[]> {
+    const list = [...days].map(([scope, day]) => ({ scope: textOf(scope), day: dayOf(day) }));
     const deadline = this.family.deadlineOfRead();
     return valuesOr(fallback, list.length, async () => {
       const epoch = await this.family.describe(deadline);
-      const ids = list.map(([scope, day]) => this.idOf({ scope, day }));
+      const ids = list.map((one) => textOf(this.idOf(one)));
       for (const id of ids) this.family.check(id, epoch);
       return this.daemons.find(this.family, ids, deadline);
     });
@@ -60,8 +56,7 @@ export class Visitors extends Later<Visit> {
   protected async countSum({ scope, day, visitor }: Visit): Promise<Integer | null> {
     const until = this.family.deadline();
     const epoch = await this.family.describe(until);
-    const id = this.idOf({ scope, day });
-    checkId(id);
+    const id = textOf(this.idOf({ scope, day }));
     const hit: Hit = { of: epoch.partitions, until, id, visitor };
     return integerOf(id, await this.queue.push(this.family.partition(id, epoch), hit));
   }
@@ -81,7 +76,10 @@ export class Visitors extends Later<Visit> {
   }
 }
 
-function checkVisit(scope: string, day: string): void {
-  checkId(scope);
-  if (!new Date(day).toJSON()?.startsWith(`${day}T`)) throw new NotCounted('BADID', `expected a day as YYYY-MM-DD, not ${day}`);
+const visitOf = (scope: Id, day: string, visitor: Id | Uint8Array): Visit =>
+  ({ scope: textOf(scope), day: dayOf(day), visitor: visitorOf(visitor) });
+
+function dayOf(day: string): string {
+  if (new Date(day).toJSON()?.startsWith(`${day}T`)) return day;
+  throw new NotCounted('BADID', `expected a day as YYYY-MM-DD, not ${day}`);
 }

@@ -8,9 +8,7 @@ import { dirname, join } from 'node:path';
 import { before, after, test } from 'node:test';
 import { promisify } from 'node:util';
 import * as esbuild from 'esbuild';
-import { build } from 'vite';
-import webpack from 'webpack';
-import { namespace, require, socket, unique } from './support.mjs';
+import { isLong, namespace, require, socket, unique } from './support.mjs';
 
 const run = promisify(execFile);
 const folder = mkdtempSync(join(tmpdir(), 'application-'));
@@ -63,7 +61,8 @@ test('esbuild, to ESM and minified', async () => { // which cannot hold ioredis 
   await counts('esbuild.mjs');
 });
 
-test('webpack', async () => {
+test('webpack', { skip: !isLong }, async () => {
+  const { default: webpack } = await import('webpack');
   const output = { path: join(folder, 'webpack'), filename: 'main.cjs' };
   const compiler = webpack({ target: 'node', mode: 'production', context: folder, entry, output, optimization: { minimize: false }, resolve: { symlinks: false } });
   const stats = await promisify(compiler.run.bind(compiler))();
@@ -71,7 +70,8 @@ test('webpack', async () => {
   await counts('webpack/main.cjs');
 });
 
-test('Vite SSR', async () => {
+test('Vite SSR', { skip: !isLong }, async () => {
+  const { build } = await import('vite');
   const ssr = { noExternal: true };
   await build({ root: folder, logLevel: 'error', ssr, resolve: { preserveSymlinks: true }, build: { ssr: entry, outDir: join(folder, 'vite'), minify: false } });
   await counts(`vite/${readdirSync(join(folder, 'vite')).find((file) => file.startsWith('main'))}`);

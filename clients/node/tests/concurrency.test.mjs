@@ -257,6 +257,55 @@ test('later: onError has received all errors when flush or close ends', async (t
   }
 });
 
+test('flush of the client sends what later() took in all families, and throws the first error', async (t) => {
+  const counterfoil = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { ...patient, daemon, laterEvery: 60_000, onError: () => {} });
+  const [views, wide, page] = [counterfoil.buffered('views'), counterfoil.buffered('wide'), unique('page')];
+  for (const family of [views, wide]) family.later(page);
+  await counterfoil.flush();
+  assert.deepEqual([await views.value(page), await wide.value(page)], [1, 1]);
+  counterfoil.buffered('votes').later(page); // which is cached
+  views.later(page);
+  await assert.rejects(counterfoil.flush(), { name: 'Misconfigured', reason: 'MISMATCH' });
+  assert.equal(await views.value(page), 2);
+});
+
+test('close tries again while Redis is unreachable, and returns at once without sums', async (t) => {
+  const proxy = await proxyOf(t);
+  const [idle, counterfoil] = [await Counterfoil.connect(proxy.path, namespace), await Counterfoil.connect(proxy.path, namespace)];
+  const [views, page] = [counterfoil.buffered('views'), unique('page')];
+  for (const client of [idle, counterfoil]) await client.buffered('views').add(page);
+  proxy.isAway = true;
+  for (const connection of proxy.connections) connection.destroy();
+  for (const client of [idle, counterfoil]) await assert.rejects(client.buffered('views').add(page));
+  views.later(page, 5);
+  const closed = counterfoil.close();
+  await idle.close();
+  await new Promise((resolve) => setTimeout(resolve, 700)); // while others fail
+  proxy.isAway = false;
+  await closed;
+  const reader = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { ...patient, daemon }).buffered('views');
+  assert.equal(await reader.value(page), 7);
+});
+
+test('close says what it drops, and whether its outcome is known', async (t) => {
+  for (const isSent of [false, true]) {
+    const [proxy, failed] = [await proxyOf(t), []];
+    const onError = (_family, id, n, error) => failed.push([id, n, error.name]);
+    const counterfoil = await Counterfoil.connect(proxy.path, namespace, { laterEvery: 60_000, onError });
+    const views = counterfoil.buffered('views');
+    await views.add('page');
+    Object.assign(proxy, { isAway: !isSent, fate: () => 'silence' });
+    if (!isSent) {
+      for (const connection of proxy.connections) connection.destroy();
+      await assert.rejects(views.add('page')); // an outage begins
+    }
+    for (let i = 0; i < 3; i += 1) views.later('page');
+    const [name, message] = isSent ? ['OutcomeUnknown', /1 sums have an unknown outcome/] : ['NotCounted', /1 sums were not counted/];
+    await assert.rejects(counterfoil.close(), { name, message });
+    assert.deepEqual(failed, [['page', 3, name]]);
+  }
+});
+
 test('later: what a full Redis refuses is sent again, with pauses', async (t) => {
   const redis = await clientOf(t, 'ioredis');
   const views = new Counterfoil(redis, namespace, { ...patient, daemon }).buffered('views');

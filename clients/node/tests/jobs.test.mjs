@@ -8,7 +8,7 @@ import { Counterfoil } from 'counterfoil';
 import { clientOf, daemon, namespace, proxyOf, unique } from './support.mjs';
 
 const STALLED = 'stalled'; // which is not an attempt
-const [JOBS, ATTEMPTS, WORKERS, CONCURRENCY] = [process.env.COUNTERFOIL_OUTAGES ? 100 : 30, 12, 3, 5];
+const [JOBS, ATTEMPTS, WORKERS, CONCURRENCY] = [100, 12, 3, 5];
 
 /** Runs jobs as BullMQ does: what a worker has when it is killed runs again, by another one. */
 class Runner {

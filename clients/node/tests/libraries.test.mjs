@@ -4,7 +4,10 @@ import { once } from 'node:events';
 import { createServer } from 'node:net';
 import { test } from 'node:test';
 import { Counterfoil, Misconfigured, NotCounted, OutcomeUnknown } from 'counterfoil';
-import { LIBRARIES, clientOf, command, configure, daemon, first, namespace, patient, proxyOf, require, socket, unique } from './support.mjs';
+import { LIBRARIES, clientOf, command, commandsOf, configure, daemon, first, namespace, patient, proxyOf, require, socket, unique } from './support.mjs';
+
+/** Reads by another client. */
+const valueOf = async (id) => new Counterfoil({ status: 'end', options: {}, call() {} }, namespace, { daemon }).buffered('views').value(id);
 
 const is = (Class, reason) => (error) => error instanceof Class && (!reason || error.reason === reason);
 
@@ -42,8 +45,13 @@ for (const library of LIBRARIES) {
     assert.equal(await counterfoil.buffered('views').add(id), 1);
     counterfoil.buffered('views').later(id, 2);
     await counterfoil.close();
-    await assert.rejects(counterfoil.buffered('views').add(id), is(Misconfigured, 'CLOSED'));
-    assert.equal(await counterfoil.buffered('views').value(id), 3, 'close sent what later() took');
+    const [views, votes, readers] = [counterfoil.buffered('views'), counterfoil.cached('votes'), counterfoil.activity('readers')];
+    const calls = [() => views.add(id), () => views.value(id, 7), () => votes.incr(id), () => readers.now(id), () => views.flush(), () => counterfoil.flush()];
+    const closed = { name: 'NotCounted', reason: 'CLOSED', message: /the client is closed/ };
+    for (const call of calls) await assert.rejects(call, closed);
+    for (const name of ['views', 'another']) assert.throws(() => counterfoil.buffered(name).later(id), closed);
+    await counterfoil.close();
+    assert.equal(await valueOf(id), 3, 'close sent what later() took');
   });
 
   test(`${library}: a cluster that is unreachable at first is tried again`, { timeout: 10_000 }, async () => {
@@ -74,7 +82,7 @@ for (const library of LIBRARIES) {
       await new Promise((resolve) => setTimeout(resolve, 50));
       views.later('page');
       await assert.rejects(counterfoil.close(), /later\(\)/);
-      await assert.rejects(views.add('page'), is(Misconfigured, 'CLOSED'));
+      await assert.rejects(views.add('page'), is(NotCounted, 'CLOSED'));
       await counterfoil.close();
     }
   });
@@ -152,7 +160,7 @@ for (const library of LIBRARIES) {
 }
 
 test('ioredis: a key prefix is an error that names it', async (t) => {
-  for (const library of ['ioredis', 'ioredis-5']) {
+  for (const library of LIBRARIES.filter((one) => one.startsWith('ioredis'))) {
     const redis = await clientOf(t, library, socket, { keyPrefix: 'app:' });
     assert.throws(() => new Counterfoil(redis, namespace, patient), (error) => is(Misconfigured, 'BADKEY')(error) && /keyPrefix.*app:/.test(error.message));
   }
@@ -173,7 +181,7 @@ async function reconnected(redis) {
 }
 
 test('ioredis: a refusal over the connection that a call was sent over tells that it was not counted', async (t) => {
-  for (const library of ['ioredis', 'ioredis-5']) {
+  for (const library of LIBRARIES.filter((one) => one.startsWith('ioredis'))) {
     const redis = await clientOf(t, library);
     const views = new Counterfoil(redis, namespace, { ...patient, retryFor: 300 }).buffered('views');
     await views.add(unique('page'));
@@ -187,7 +195,7 @@ test('ioredis: a refusal over the connection that a call was sent over tells tha
 });
 
 test('ioredis: a refusal tells nothing about what the library has sent before over a connection that was lost', async (t) => {
-  for (const library of ['ioredis', 'ioredis-5']) {
+  for (const library of LIBRARIES.filter((one) => one.startsWith('ioredis'))) {
     for (const refusal of ['READONLY You', 'LOADING Redis', 'BUSY Redis', 'NOAUTH Authentication', 'OOM command', 'MISCONF Redis']) {
       const redis = await clientOf(t, library);
       const [id, onError] = [unique('page'), t.mock.fn()];
@@ -225,7 +233,7 @@ test('a server without a connection to spare did not execute a call', async (t) 
 });
 
 test('node-redis: replies as buffers, RESP2 and RESP3, a pool', async (t) => {
-  for (const library of ['redis', 'redis-5']) {
+  for (const library of LIBRARIES.filter((one) => one.startsWith('redis'))) {
     const { RESP_TYPES, createClientPool } = require(library);
     const buffers = { typeMapping: { [RESP_TYPES.BLOB_STRING]: Buffer, [RESP_TYPES.SIMPLE_STRING]: Buffer, [RESP_TYPES.NUMBER]: String } };
     const pool = createClientPool({ socket: { path: socket } });
@@ -275,7 +283,10 @@ test('errors: kinds, names and arguments', async (t) => {
   await assert.rejects(counterfoil.cached('views').get('page'), { name: 'Misconfigured', reason: 'MISMATCH', message: /views is buffered, not cached/ });
   assert.throws(() => counterfoil.buffered('No Name'), is(Misconfigured, 'NAME'));
   const views = counterfoil.buffered('views');
-  for (const id of ['', 'x'.repeat(256), '\ud800', 7, null]) await assert.rejects(views.add(id), is(NotCounted, 'BADID'));
+  for (const id of ['', 'x'.repeat(256), '\ud800', 0.5, 2 ** 53, true, null]) await assert.rejects(views.add(id), is(NotCounted, 'BADID'));
+  const number = Date.now() * 1000;
+  assert.deepEqual([await views.add(number), await views.add(BigInt(number)), await views.add(`${number}`)], [1, 2, 3]);
+  assert.deepEqual([await views.addMany([[number, 1]]), await valueOf(number)], [[4], 4]);
   for (const delta of [0.5, NaN, 2 ** 53, 2n ** 63n, '1', null]) await assert.rejects(views.add('page', delta), is(NotCounted, 'BADARG'));
   for (const day of ['2026-02-30', '2026-13-01', '2026-2-3', '2026-02', 'null', null, undefined]) {
     await assert.rejects(counterfoil.visitors('daily').firstVisit('shop', day, 'visitor'), is(NotCounted, 'BADID'), day);
@@ -286,6 +297,25 @@ test('errors: kinds, names and arguments', async (t) => {
   assert.deepEqual([big, beyond.reason, small], [2n ** 53n + 1n, 'RANGE', 1]);
   for (const pair of [null, 7, {}, 'id']) await assert.rejects(views.addMany([[`${id}-none`, 1], pair]), is(NotCounted, 'BADARG'));
   assert.equal(await views.add(`${id}-none`), 1);
+});
+
+test('a family that no daemon has configured: one call waits, and a probe each second asks again', async (t) => {
+  const redis = await clientOf(t, 'ioredis');
+  const name = unique('family');
+  await command('DEL', 'cf1:wanted');
+  const counterfoil = new Counterfoil(redis, namespace, { retryFor: 1_000, timeout: 1_000, daemon });
+  const [views, commands] = [counterfoil.buffered(name), commandsOf(redis)];
+  const unconfigured = (error) => is(NotCounted, 'UNCONFIGURED')(error) && error.temporary && error.message.includes('counterfoil.toml');
+  await assert.rejects(views.add('page'), unconfigured);
+  assert.ok(commands.calls < 14, `${commands.calls}`); // every 200 ms, and the load of two scripts
+  const before = commands.calls;
+  for (let i = 0; i < 50; i += 1) await assert.rejects(i % 2 ? views.add('page') : views.requestEpoch('job', 'page'), unconfigured);
+  assert.ok(commands.calls - before <= 4, `${commands.calls - before}`); // those of probes
+  const probed = commands.calls;
+  while (commands.calls < probed + 2) await new Promise((resolve) => setTimeout(resolve, 10));
+  await configure(name, 1);
+  while (await views.requestEpoch('job', 'page').then(() => false, unconfigured)) await new Promise((resolve) => setTimeout(resolve, 10));
+  assert.equal(await views.add('page'), 1);
 });
 
 test('a family that the daemon refuses: an error at once with its reason, and sums wait until it has accepted it', async (t) => {
@@ -303,7 +333,7 @@ test('a family that the daemon refuses: an error at once with its reason, and su
   assert.ok(performance.now() - begun < 400);
   refused.later('page', 3);
   await assert.rejects(refused.flush(), { name: 'Misconfigured', message: /1 sums wait/ });
-  assert.match((await warning)[0].message, /later\(\) of own\/refused waits: UNCONFIGURED/);
+  assert.match((await warning)[0].message, /later\(\) of own\/refused: sums wait: UNCONFIGURED/);
   await configure('refused', 1);
   await refused.flush();
   assert.equal(await refused.add('page'), 4);

@@ -32,8 +32,13 @@ test('it is a client without servers, with the same errors', async () => {
   }
   counterfoil.activity('readers').later('front', 'ann');
   counterfoil.visitors('daily').later('shop', '2026-11-25', 'ann');
-  await counterfoil.close();
+  await counterfoil.flush();
   assert.deepEqual(await counterfoil.activity('readers').now('front'), { views: 1, visitors: 1 });
   assert.equal(await counterfoil.visitors('daily').value('shop', '2026-11-25'), 1);
+  assert.equal(await products.value(7), 9);
+  await counterfoil.close();
+  await assert.rejects(products.add(7), { name: 'NotCounted', reason: 'CLOSED' });
+  await assert.rejects(products.value(7), { name: 'NotCounted', reason: 'CLOSED' });
+  assert.throws(() => products.later(7), { reason: 'CLOSED' });
   assert.deepEqual(failed, []);
 });

@@ -26,8 +26,10 @@ fake.visitors('daily').later('12', '2026-11-25', 'visitor');
 await fake.series('hits').flush();
 // @ts-expect-error a fallback is a number
 void fake.buffered('views').value('a', 'none');
-// @ts-expect-error an id is a string
-void counterfoil.buffered('views').add(7);
+void counterfoil.buffered('views').addMany([[7, 1], [7n, 1]]);
+await counterfoil.flush();
+// @ts-expect-error an id is a text or an integer
+void counterfoil.buffered('views').add(true);
 // @ts-expect-error no client of Redis
 new Counterfoil({}, 'shop');
 export const all = [pending, values, shown, listed, days, value, first, counts, results.filter((each) => each instanceof NotCounted).map(({ reason }) => reason)];

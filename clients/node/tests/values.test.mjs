@@ -107,8 +107,12 @@ test('a fallback stands for values that do not arrive in time, and for no other 
   assert.deepEqual(await counterfoil.cached('votes').values(['a', 'b'], (error) => errors.push(error) && [3, 4]), [3, 4]);
   assert.equal(await visitors.value('shop', '2026-11-25', 9), 9);
   assert.ok(errors.every((error) => error instanceof NotCounted && error.temporary));
-  const refused = await viewsBy(t, { daemon: (await stub(t, () => ({ status: 404 }))).url });
-  await assert.rejects(refused.value('a', 7), { name: 'Misconfigured' });
+  assert.equal(await (await viewsBy(t, { daemon })).value(unique('page'), 7), 0);
+  const none = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { ...patient, daemon }).buffered('none');
+  assert.deepEqual(await none.values(['a', 'b'], (error) => errors.push(error) && [3, 4]), [3, 4]);
+  await assert.rejects(none.value('a'), { name: 'NotCounted', reason: 'UNCONFIGURED', temporary: true, message: /own\/none: declare it in counterfoil.toml/ });
+  const elsewhere = await viewsBy(t, { daemon: (await stub(t, () => ({ status: 404, body: '{"error":"nothing at this path"}' }))).url });
+  await assert.rejects(elsewhere.value('a', 7), { name: 'Misconfigured', reason: 'HTTP 404' });
   await assert.rejects(views.value('', 7), { reason: 'BADID' });
   const away = new Redis('/nowhere.sock').on('error', () => {});
   t.after(() => away.disconnect());

@@ -22,9 +22,4 @@ abstract class CounterfoilException extends RuntimeException {
         if (!str_starts_with($message, $reason)) $message = $message === '' ? $reason : "$reason: $message";
         parent::__construct($message, 0, $previous);
     }
-
-    /** @internal */
-    public function withClass(string $class): self {
-        return new $class($this->reason, $this->getMessage(), null, $this->isTemporary, $this->getPrevious());
-    }
 }

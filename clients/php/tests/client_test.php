@@ -60,7 +60,7 @@ return [
         $views = (new Counterfoil(function () use (&$isConnected) {
             $isConnected = true;
             return redis();
-        }, NS, daemon: env('DAEMON')))->buffered('views');
+        }, NS, 10.0, env('DAEMON')))->buffered('views');
         fails(NotCounted::class, 'BADARG', fn() => $views->add(id(), 1.5));
         fails(NotCounted::class, 'BADARG', fn() => $views->add(id(), PHP_INT_MAX + 1));
         fails(NotCounted::class, 'BADID', fn() => $views->add(''));
@@ -264,7 +264,7 @@ return [
         });
         same([42, 41, 41], [$votes->incr($id, 2), $votes->incr($id, -1), $votes->get($id)]);
         $error = fails(NotCounted::class, 'RANGE', fn() => $votes->incr($id, 1000));
-        same(41, $error->value);
+        same([41, 'RANGE: the value stays 41'], [$error->value, $error->getMessage()]);
     },
     'what is no string and no integer is no id, whatever the types of the caller are' => function () use ($own) {
         $counterfoil = $own();
@@ -288,7 +288,7 @@ return [
         $lost = [];
         $counterfoil = $own(onError: function (string $family, string $id, int $n, $error) use (&$lost) {
             $lost[] = [$family, $id, $n, $error->reason];
-        }, daemon: env('DAEMON'));
+        }, daemon: env('DAEMON'), retryFor: 10.0);
         [$hits, $readers, $daily] = [$counterfoil->series('hits'), $counterfoil->activity('readers'), $counterfoil->visitors('daily')];
         [$id, $now] = [id(), time()];
         for ($i = 0; $i < 3; $i++) {
@@ -347,6 +347,43 @@ return [
         $views->flush();
         same(6, $views->add($id));
     },
+    'a family that is not configured is awaited once' => function () {
+        $redis = new class extends Redis {
+            public int $asked = 0;
+            public function evalSha($sha, $args = [], $keys = 0): mixed {
+                $this->asked += str_ends_with($args[2] ?? '', ':requests') ? 1 : 0;
+                return parent::evalSha($sha, $args, $keys);
+            }
+        };
+        $redis->connect(SOCKET);
+        $name = 'late-' . bin2hex(random_bytes(4));
+        [$views, $id] = [(new Counterfoil($redis, NS))->buffered($name), id()];
+        same(true, fails(NotCounted::class, 'UNCONFIGURED', fn() => $views->add($id))->isTemporary);
+        same(true, $redis->asked <= 6, "it asked $redis->asked times in a second");
+        [$asked, $began] = [$redis->asked, hrtime(true)];
+        for ($i = 0; $i < 50; $i++) $error = fails(NotCounted::class, 'UNCONFIGURED', fn() => $views->add($id));
+        same('UNCONFIGURED: no daemon has configured ' . NS . "/$name: declare it in counterfoil.toml, and run the daemon", $error->getMessage());
+        $views->later($id, 5);
+        fails(NotCounted::class, 'UNCONFIGURED', fn() => $views->flush());
+        $seconds = intdiv(hrtime(true) - $began + 50_000_000, 1_000_000_000);
+        same(true, $redis->asked - $asked <= 6 * $seconds, 'one call in a second asks');
+        $asked = $redis->asked;
+        configure($name, 4);
+        usleep(1_000_000);
+        $views->flush();
+        same([6, $asked + 1], [$views->add($id), $redis->asked]);
+    },
+    'values of a family that is not configured' => function () use ($own) {
+        $views = $own(daemon: env('DAEMON'), retryFor: 10.0)->buffered('nobody');
+        $seen = null;
+        $default = function (NotCounted $error) use (&$seen): int {
+            $seen = $error->getMessage();
+            return 7;
+        };
+        same([7, [7, 7]], [$views->value('a', $default), $views->values(['a', 'b'], 7)]);
+        same(true, str_starts_with($seen, 'UNCONFIGURED: no daemon has configured ' . NS . '/nobody: declare it'), $seen);
+        same(true, fails(NotCounted::class, 'UNCONFIGURED', fn() => $views->value('a'))->isTemporary);
+    },
     'an outage' => function () {
         [$isAway, $calls] = [false, 0];
         $views = (new Counterfoil(function () use (&$isAway, &$calls) {
@@ -356,12 +393,12 @@ return [
         $views->add($id = id());
         $isAway = true;
         redis()->rawCommand('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
-        fails(OutcomeUnknown::class, 'no reply', fn() => $views->add($id));
+        same(false, fails(OutcomeUnknown::class, 'no reply', fn() => $views->add($id))->isTemporary);
         $before = [hrtime(true), $calls];
         for ($i = 0; $i < 100; $i++) {
             $error = fails(NotCounted::class, 'UNREACHABLE', fn() => $views->add($id));
         }
-        same('UNREACHABLE: Redis has been unreachable for 0 s: Connection refused', $error->getMessage());
+        same(1, preg_match('/^UNREACHABLE: Redis (is unreachable|has been unreachable for [1-9]\d* s): Connection refused$/', $error->getMessage()));
         same([true, true], [$error->isTemporary, hrtime(true) - $before[0] < 100 * 10e6]);
         same($before[1], $calls, 'nothing is sent');
         usleep(1_000_000);
@@ -401,6 +438,8 @@ return [
         $driver->down = '';
         $views->flush();
         same(7, $views->add($of(1)));
+        $driver->down = '/views/3}';
+        same(true, fails(NotCounted::class, 'no reply', fn() => $views->requestEpoch('r', $of(3)))->isTemporary);
     },
     'errors of one call begin no outage' => function () {
         $driver = new class extends Driver {
@@ -725,18 +764,59 @@ return [
             same($counted + 1, (new Counterfoil(redis(), NS))->buffered('views')->add($id), $end);
         }
     },
-    'a program that ends reports sums that it cannot send' => function () {
+    'a program that ends in an outage tries again' => function () {
         $id = id();
-        program('ini_set("display_errors", "0");
-            ini_set("log_errors", "0");
-            $report = function (string $family, string $id, int $delta, $error) use ($argv) {
+        program('$attempts = 0;
+            $connect = function () use (&$attempts, $argv) {
+                if (++$attempts < 4) throw new RedisException("Connection refused");
                 $redis = new Redis();
                 $redis->connect($argv[2]);
-                $redis->set($id, "$family $delta $error->reason");
+                return $redis;
             };
-            $away = Counterfoil\\Counterfoil::connect("unix:///tmp/counterfoil-no-such.sock", $argv[3], retryFor: 0.2, onError: $report);
-            $away->buffered("views")->later($argv[4], 5);', $id);
-        same('views 5 UNREACHABLE', redis()->get($id));
+            $views = (new Counterfoil\\Counterfoil($connect, $argv[3], retryFor: 0.0))->buffered("views");
+            $views->later($argv[4], 5);
+            try {
+                $views->flush();
+            } catch (Counterfoil\\NotCounted) {  // the outage is known
+            }', $id);
+        same(6, (new Counterfoil(redis(), NS))->buffered('views')->add($id));
+    },
+    'a program that ends reports sums that it cannot send' => function () {
+        $id = id();
+        program('
+            class Silent extends Redis {
+                public function evalSha($sha, $args = [], $keys = 0): mixed {
+                    $isCall = str_ends_with($args[2], ":buffer");
+                    return $isCall ? throw new RedisException("read error") : parent::evalSha($sha, $args, $keys);
+                }
+            }
+            [$redis, $silent] = [new Redis(), new Silent()];
+            foreach ([$redis, $silent] as $one) $one->connect($argv[2]);
+            set_error_handler(fn(int $level, string $text) => $redis->set("$argv[4]/warning", $text), E_USER_WARNING);
+            $report = fn(string $family, string $id, int $delta, $error) => $redis->set($id, "$family $delta $error->reason");
+            $away = Counterfoil\\Counterfoil::connect("unix:///tmp/counterfoil-no-such.sock", $argv[3], onError: $report);
+            foreach ([1, 2] as $i) $away->buffered("views")->later("$argv[4]/$i", 5);
+            (new Counterfoil\\Counterfoil($silent, $argv[3]))->buffered("wide")->later($argv[4]);', $id);
+        same(['views 5 UNREACHABLE', 'views 5 UNREACHABLE'], [redis()->get("$id/1"), redis()->get("$id/2")]);
+        $warning = 'counterfoil: views: 2 sums are dropped, not counted: UNREACHABLE: No such file or directory; '
+            . 'counterfoil: wide: 1 sums are dropped, outcome unknown: no reply: read error';
+        same($warning, redis()->get("$id/warning"));
+    },
+    'without a library' => function () {
+        // nor the file that loads it
+        $process = proc_open([PHP_BINARY, '-n', '--', INSTALLED], [['pipe', 'r']], $pipes);
+        fwrite($pipes[0], '<?php
+            spl_autoload_register(function (string $class) use ($argv): void {
+                $file = "$argv[1]/vendor/counterfoil/counterfoil/src" . strtr(strstr($class, chr(92)), chr(92), "/") . ".php";
+                if (is_file($file)) require $file;
+            });
+            try {
+                Counterfoil\\Counterfoil::connect("redis://localhost", "shop");
+            } catch (Counterfoil\\Misconfigured $error) {
+                exit(preg_match("/phpredis.*predis/", $error->getMessage()) === 1 ? 3 : 4);
+            }');
+        fclose($pipes[0]);
+        same(3, proc_close($process));
     },
     'an error at the end of a program costs no other sum' => function () {
         // a warning, an onError and a signal handler throw
@@ -794,17 +874,23 @@ return [
     },
     'a signal within a call passes' => function () {
         foreach (['phpredis', 'predis'] as $library) {
-            [$id, $views] = [id(), Counterfoil::connect('unix://' . SOCKET, NS, library: $library)->buffered('views')];
+            [$id, $views] = [id(), Counterfoil::connect('unix://' . SOCKET, NS, 20.0, $library, retryFor: 20.0)->buffered('views')];
             $views->add($id);
-            redis()->rawCommand('CLIENT', 'PAUSE', 300);
+            redis()->rawCommand('CLIENT', 'PAUSE', 60_000, 'WRITE');
             pcntl_async_signals(true);
             pcntl_signal(SIGALRM, fn() => throw new DomainException('of the application'));
-            exec('(sleep 0.1; kill -ALRM ' . getmypid() . ') >/dev/null 2>&1 &');
+            $called = getmypid();
+            $end = aside(function () use ($called): void {
+                usleep(100_000);
+                posix_kill($called, SIGALRM);
+                redis()->rawCommand('CLIENT', 'UNPAUSE');
+            });
             try {
                 $views->add($id);
                 same(true, false, 'it passes');
             } catch (DomainException) {
             }
+            $end();
             same(true, in_array($views->add($id), [2, 3]), $library);
         }
     },
@@ -977,8 +1063,10 @@ return [
         $busy = "HTTP/1.1 503 Busy\r\nRetry-After: 1";
         // a kept connection that is closed costs no attempt
         $kept = fn(int $value) => "HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" . '{"values":[' . $value . ']}';
+        $error = fn(string $status, string $text) => "HTTP/1.1 $status\r\n\r\n" . json_encode(['error' => $text], JSON_UNESCAPED_SLASHES);
+        [$absent, $elsewhere] = [$error('404 Not Found', 'no family "' . NS . '/views"'), $error('404 Not Found', 'nothing at this path')];
         [$daemon, $child] = $serve(['HTTP/1.1 429 Too Many Requests', 'HTTP/1.1 503 Busy', "HTTP/1.1 200 OK\r\n\r\n{}", 'hello', $value,
-            $kept(8), $kept(9), 'hello', "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" . '{"values":[7', "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/", 'HTTP/1.1 404 Not Found']);
+            $kept(8), $kept(9), 'hello', "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" . '{"values":[7', "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/", $absent, $elsewhere]);
         $views = $own('phpredis', daemon: $daemon)->buffered('views');
         same([7, 8, 9], [$views->value('a'), $views->value('a'), $views->value('a')]);
         $once = $own('phpredis', daemon: $daemon, retryFor: 0.0)->buffered('views');
@@ -987,7 +1075,8 @@ return [
             recover();
         }
         fails(Misconfigured::class, 'daemon 302', fn() => $views->value('a'));
-        fails(Misconfigured::class, 'daemon 404', fn() => $views->value('a'));
+        fails(NotCounted::class, 'UNCONFIGURED', fn() => $views->value('a'));
+        fails(Misconfigured::class, 'daemon 404', fn() => $views->value('a', 7));
         pcntl_waitpid($child, $status);
         // the next one
         $silent = stream_socket_server('tcp://127.0.0.1:0');

@@ -102,6 +102,17 @@ class Case(unittest.TestCase):
             time.sleep(0.01)
         self.assertEqual(pending(family, id), count)
 
+    def assert_recovers(self, function, *args):
+        """Calls until an outage is over, and returns the result."""
+        end = time.monotonic() + 10
+        while True:
+            try:
+                return function(*args)
+            except counterfoil.NotCounted:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
+
     def assert_raises(self, kind, reason, function, *args, **options):
         with self.assertRaises(kind) as raised:
             function(*args, **options)

@@ -159,6 +159,10 @@ class Sums(Case):
             await views.add(new_id())
             client.session.execute = with_a_hit
             await client.close()
+            for call in (lambda: views.add(id), lambda: views.value(id), client.flush):
+                with self.assertRaises(counterfoil.NotCounted) as raised:
+                    await call()
+                self.assertEqual(raised.exception.reason, "CLOSED")
             return len(accepted)
 
         id = new_id()
@@ -172,7 +176,7 @@ class Sums(Case):
                     views.later(id)
                     if number % 100 == 0:
                         await asyncio.sleep(0.001)
-                await views.flush()
+                await client.flush()
                 return await views.value(id)
 
         self.assertEqual(asyncio.run(count(new_id())), 5000)

@@ -300,7 +300,8 @@ class Threads(Case):
     def test_bounds(self):
         votes, id = connected().cached("votes", read_row=lambda id: 7).incr, new_id()
         self.assertEqual(votes(id, 3), 10)
-        self.assertEqual(self.assert_raises(NotCounted, "RANGE", votes, id, -11).value, 10)
+        error = self.assert_raises(NotCounted, "RANGE", votes, id, -11)
+        self.assertEqual((error.value, str(error)), (10, "RANGE: the change would leave the bounds, the value is 10"))
 
 
 class Library(Case):
@@ -499,7 +500,7 @@ class Errors(Case):
 
     def test_input(self):
         views = connected().buffered("views")
-        for id in ("", "a" * 256, b"a", 1, None, "\ud800"):
+        for id in ("", "a" * 256, b"a", 1.0, True, None, "\ud800", 10**255):
             self.assert_raises(NotCounted, "BADID", views.add, id)
         for delta in (1.0, "1", None, True, 2**63):
             self.assert_raises(NotCounted, "BADARG", views.add, "a", delta)
@@ -507,6 +508,8 @@ class Errors(Case):
         id = new_id()
         good, bad, twice = views.add_many([(id, 1), ("", 1), (id, 1)])
         self.assertEqual((good, bad.reason, twice), (1, "BADID", 2))
+        number = time.time_ns()
+        self.assertEqual((views.add(number), views.add(str(number)), views.add_many({number: 1})), (1, 2, [3]))
         results = views.add_many({f"{id}/{number}": number for number in range(2500)})
         self.assertEqual(results, list(range(2500)))
 
@@ -605,8 +608,24 @@ class Sums(Case):
         with connected(later_every=30) as client:
             client.buffered("views").later(id)
         self.assertEqual(pending("views", id), 1)
-        self.assert_raises(NotCounted, "CLOSED", client.buffered("views").later, id)
         client.close()
+        views, votes = client.buffered("views"), client.cached("votes")
+        for call in (views.later, views.add, views.value, votes.incr, votes.get, client.activity("readers").now):
+            error = self.assert_raises(NotCounted, "CLOSED", call, id)
+            self.assertEqual(str(error), "CLOSED: the client is closed, and takes no further calls")
+        for call in (views.flush, client.flush):
+            self.assert_raises(NotCounted, "CLOSED", call)
+
+    def test_a_flush_of_all_families(self):
+        client, id = connected(later_every=30), new_id()
+        client.buffered("views").later(id)
+        client.buffered("wide").later(id)
+        client.flush()
+        self.assertEqual((pending("views", id), pending("wide", id)), (1, 1))
+        client.buffered("votes").later(id)
+        with self.assertLogs("counterfoil"):
+            self.assert_raises(Misconfigured, "MISMATCH", client.flush)
+        client.flush()
 
     def test_close_sends_a_sum_that_is_being_taken(self):
         client, id, begun = connected(later_every=30), new_id(), threading.Event()
@@ -670,9 +689,21 @@ class Sums(Case):
                     family.later(str(number))
             away = Counterfoil.connect(address, NAMESPACE, timeout=0.5)
             client.session._redis, attempts = away.session.redis, attempts_of(client.session)
-            with self.assertLogs("counterfoil"), mock.patch("counterfoil._blocking.END_SECONDS", 0.4):
+            with self.assertLogs("counterfoil") as logs, mock.patch("counterfoil._blocking.END_SECONDS", 0.4):
                 self.assertRaises(CounterfoilError, client.close)
             self.assertLessEqual(len(attempts), 2)
+            self.assertIn(f"{NAMESPACE}/views: +1 for '0' was not counted, and is dropped: ", logs.output[0])
+
+    def test_a_close_reports_an_unknown_outcome(self):
+        client, id = connected(later_every=30), new_id()
+        views = client.buffered("views")
+        views.add(id)
+        views.later(id, 3)
+        plain().client_pause(60_000, all=False)
+        self.addCleanup(plain().client_unpause)
+        with self.assertLogs("counterfoil") as logs, mock.patch("counterfoil._blocking.END_SECONDS", 0.5):
+            self.assert_raises(OutcomeUnknown, "no reply", client.close)
+        self.assertIn(f"{NAMESPACE}/views: +3 for {id!r} has an unknown outcome, and is dropped: no reply", logs.output[-1])
 
     def test_errors_of_dropped_sums_are_not_kept(self):
         small = connected(later_every=30).buffered("small")  # 2 ids
@@ -864,7 +895,7 @@ class Kinds(Case):
         news = [daily.first_visit(scope, "2026-11-25", visitor) for visitor in ("a", "b", "a")]
         self.assertEqual((news, daily.value(scope, "2026-11-25")), ([True, True, False], 2))
         self.assert_raises(NotCounted, "BADID", daily.first_visit, scope, "today", "a")
-        for scope in (None, b"a", 1, ""):
+        for scope in (None, b"a", 1.0, ""):
             self.assert_raises(NotCounted, "BADID", daily.first_visit, scope, "2026-11-25", "a")
 
 

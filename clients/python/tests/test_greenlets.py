@@ -1,6 +1,7 @@
 """The blocking client under gevent and eventlet, each in a process of its own."""
 
 import importlib.util
+import os
 import unittest
 
 from support import Case, new_id, pending, run_python
@@ -60,6 +61,7 @@ PROGRAM = """if True:
     print(json.dumps([results, limits, senders]))"""
 
 
+@unittest.skipUnless(os.environ.get("COUNTERFOIL_LONG"), "it takes long")
 class Greenlets(Case):
     def test_greenlets_share_calls(self):
         for name in ("gevent", "eventlet"):

@@ -41,7 +41,7 @@ CELERY = MODULE + """
 
 def run_job(name, epoch, id, fault):
     """A worker, which is killed or loses replies."""
-    views = connected(retry_for=0.45).buffered("views")
+    views = connected(retry_for=0.45 if fault == "lost reply" else 10).buffered("views")
     session = views.client.session
     execute = session.execute
 
@@ -96,6 +96,9 @@ class Requests(Case):
         self.assertEqual(pending("views", id), 1)
 
 
+is_long = unittest.skipUnless(os.environ.get("COUNTERFOIL_LONG"), "it takes long")
+
+
 class Ends(Case):
     def test_children_of_multiprocessing(self):
         client = connected(later_every=60)
@@ -148,11 +151,13 @@ class Ends(Case):
             worker.wait(20)
         self.assertEqual(pending("views", id), 10)
 
+    @is_long
     def test_children_of_celery(self):
         enqueue = "import sys, jobs; [jobs.hit.delay(sys.argv[2]) for _ in range(10)]"
         command = "celery", "-A", "jobs", "worker", "-P", "prefork", "-c", "2"
         self.run_worker(CELERY, "celery", enqueue, *command)
 
+    @is_long
     def test_children_of_rq(self):
         enqueue = """if True:
             import sys, redis, rq

@@ -46,13 +46,14 @@ def seconds_of(function, *args):
 class Limits(Case):
     def test_calls_of_a_silent_server(self):
         address = f"redis://{silent_server(self)}"
-        for method, most in (("add", 1), ("later_and_close", 5), ("get", 0.5), ("value", 0.5)):
+        for method, most in (("add", 1), ("later_and_close", 1.5), ("get", 0.5), ("value", 0.5)):
             client = Counterfoil.connect(address, NAMESPACE, daemon=f"http://{silent_server(self)}")
             if method == "later_and_close":
                 client.retry_for = 30
                 client.buffered("views").later("a")
-                with self.assertLogs("counterfoil"):
+                with self.assertLogs("counterfoil") as logs, mock.patch("counterfoil._blocking.END_SECONDS", most):
                     seconds = seconds_of(client.close)
+                self.assertIn(f"{NAMESPACE}/views: +1 for 'a' was not counted, and is dropped: ", logs.output[-1])
             elif method == "get":
                 seconds = seconds_of(client.series("hits").get, "a", "60s")
             else:
@@ -79,23 +80,16 @@ class Outages(Case):
         self.assertTrue(error.temporary)
         return error
 
-    def assert_recovers(self, function, *args):
-        end = time.monotonic() + 4
-        while True:
-            try:
-                return function(*args)
-            except NotCounted:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.02)
-
     def test_a_server_that_is_stopped(self):
         link, id = Link(self), new_id()
         client = link.connect()
         views = client.buffered("views")
         self.assert_raises(NotCounted, "UNREACHABLE", views.add, id)
         for call in (lambda: views.add(id), lambda: client.activity("readers").now(id)):
-            self.assertIn("Redis has been unreachable for 0 s: ", str(self.assert_at_once("UNREACHABLE", call)))
+            self.assertIn("UNREACHABLE: Redis is unreachable: ", str(self.assert_at_once("UNREACHABLE", call)))
+        [outage] = client.session.outages.values()
+        outage._since -= 7
+        self.assertIn("Redis has been unreachable for 7 s: ", str(self.assert_at_once("UNREACHABLE", views.add, id)))
         link.start()
         self.assertEqual(self.assert_recovers(views.add, id), 1)
         self.assertEqual(client.session.outages, {})
@@ -145,8 +139,8 @@ class Outages(Case):
             return run(channel.read("family_epoch", home, keys, ["", "", "", ""], client.deadline()))
 
         error = NotCounted("CLUSTERDOWN", "Hash slot not served")
-        client.session.begin_outage((channel.family.name, 2), Outage("Redis", error, mock.AsyncMock(return_value=False)))
-        self.assertIn("has been CLUSTERDOWN for 0 s", str(self.assert_at_once("CLUSTERDOWN", read, 2)))
+        client.session.begin_outage((channel.family.name, 2), Outage(error, mock.AsyncMock(return_value=False), "Redis"))
+        self.assertIn("Redis is CLUSTERDOWN: ", str(self.assert_at_once("CLUSTERDOWN", read, 2)))
         self.assertEqual(read(1)[0], b"OK")
         unreachable = redis.exceptions.RedisClusterException("Redis Cluster cannot be connected")
         client.session.execute = mock.AsyncMock(side_effect=unreachable)
@@ -176,26 +170,44 @@ class Outages(Case):
             times = [seconds_of(views.later, id) for _ in range(100) if not time.sleep(0.01)]
         self.assertLess(sorted(times)[-3], 0.01)
         self.assertEqual(len(logs.output), 1)
-        self.assertIn("views: sums wait: UNREACHABLE: Redis has been", logs.output[0])
+        self.assertIn("views: sums wait: UNREACHABLE: Redis is unreachable: ", logs.output[0])
         link.start()
         self.assert_pending("views", id, 100)
 
-    def test_a_close_in_an_outage_makes_one_attempt(self):
+    def test_a_close_in_an_outage_tries_again(self):
         link, id = Link(self), new_id()
-        for is_back in (False, True):
-            client = link.connect(retry_for=0.3)
-            views = client.buffered("views")
-            self.assertRaises(NotCounted, views.add, id)
-            views.later(id)
-            client.retry_for, attempts = 30, attempts_of(client.session)
-            if is_back:
-                link.start()
-                client.close()
-                self.assertEqual(pending("views", id), 1)
-            else:
-                with self.assertLogs("counterfoil"):
-                    self.assert_raises(NotCounted, "UNREACHABLE", client.close)
-                self.assertEqual(len(attempts), 1)
+        client = link.connect(retry_for=0.3)
+        views = client.buffered("views")
+        self.assertRaises(NotCounted, views.add, id)
+        views.later(id)
+        attempts = attempts_of(client.session)
+        thread = threading.Thread(target=client.close)
+        with mock.patch("counterfoil._blocking.END_SECONDS", 60):
+            thread.start()
+            while len(attempts) < 3:  # each a probe
+                time.sleep(0.01)
+        link.start()
+        thread.join()
+        self.assertEqual(pending("views", id), 1)
+
+    def test_a_close_in_an_outage_reports_what_it_drops(self):
+        client, dropped = Link(self).connect(retry_for=0.3), []
+        views = client.buffered("views", on_error=lambda *args: dropped.append(args[1:]))
+        self.assertRaises(NotCounted, views.add, "a")
+        for _ in range(3):
+            views.later("a")
+        with self.assertLogs("counterfoil") as logs, mock.patch("counterfoil._blocking.END_SECONDS", 0.1):
+            self.assert_raises(NotCounted, "UNREACHABLE", client.close)
+        self.assertIn(f"{NAMESPACE}/views: +3 for 'a' was not counted, and is dropped: UNREACHABLE: ", logs.output[-1])
+        [(id, n, error)] = dropped
+        self.assertEqual((id, n, type(error)), ("a", 3, NotCounted))
+
+    def test_a_close_in_an_outage_without_sums_makes_no_attempt(self):
+        client = Link(self).connect(retry_for=0.3)
+        self.assertRaises(NotCounted, client.buffered("views").add, "a")
+        attempts = attempts_of(client.session)
+        client.close()
+        self.assertEqual(attempts, [])
 
     def test_a_close_does_not_wait_for_a_send_that_may_take_longer(self):
         link, id = Link(self), new_id()
@@ -222,7 +234,7 @@ class Outages(Case):
             start = time.monotonic()
             with self.assertRaises(NotCounted) as raised:
                 await views.add(id)
-            self.assertIn("has been unreachable", str(raised.exception))
+            self.assertIn("Redis is unreachable", str(raised.exception))
             self.assertLess(time.monotonic() - start, 0.2)
             views.later(id)
             link.start()
@@ -256,6 +268,32 @@ class Families(Case):
             self.assert_raises(Misconfigured, "UNCONFIGURED", views.flush)
         self.assertEqual((views.channel.sums.waiting, dropped), ({("a",): 1}, []))
         views.channel.sums.waiting, views.channel.sums.temporary = {}, None
+
+    def test_a_family_that_no_daemon_has_configured(self):
+        client, name = connected(), f"family-{new_id()}"
+        views, calls = client.buffered(name), (lambda: views.add("a"), lambda: views.request_epoch("r", "a"))
+        plain().delete("cf1:wanted")
+        attempts = attempts_of(client.session)
+        first = self.assert_raises(NotCounted, "UNCONFIGURED", views.add, "a")
+        self.assertLess(len(attempts), 14)  # every 200 ms, and the load of two scripts
+        number = len(attempts)
+        for call in calls * 10:
+            error = self.assert_raises(NotCounted, "UNCONFIGURED", call)
+            self.assertEqual((str(error), error.temporary), (str(first), True))
+        self.assertLess(len(attempts) - number, 20)  # those of a probe at most
+        source = plain().hgetall(f"cf1:{{{NAMESPACE}/views/0}}:calls")
+        calls_key = f"cf1:{{{NAMESPACE}/{name}/0}}:calls"
+        self.addCleanup(plain().delete, calls_key)
+        plain().hset(calls_key, mapping={field: value for field, value in source.items() if field.startswith(b"=")})
+        self.assertEqual(len(self.assert_recovers(views.request_epoch, "r", "a")), 16)
+
+    def test_a_probe_announces_the_family(self):
+        client, name = connected(), f"family-{new_id()}"
+        self.assert_raises(NotCounted, "UNCONFIGURED", client.buffered(name).add, "a")
+        [outage] = client.session.outages.values()
+        while run(client.session.execute(("SREM", "cf1:wanted", f"{NAMESPACE}/{name}"), 0)) != 1:
+            self.assertTrue(outage.lasts)
+            time.sleep(0.001)
 
     def test_messages(self):
         error = self.assert_raises(NotCounted, "UNCONFIGURED", connected().buffered("nobody").add, "a")

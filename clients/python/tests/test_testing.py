@@ -17,6 +17,7 @@ class InMemory(Case):
         self.assertEqual((views.add("a"), views.add("a", 2), views.value("a"), views.values(["b", "a"])), (1, 3, 3, [0, 3]))
         self.assertEqual((votes.incr("a", 8), votes.set("a", 9), votes.get("a"), votes.value("a")), (8, 9, 9, 9))
         self.assertEqual(self.assert_raises(NotCounted, "RANGE", votes.incr, "a", 2).value, 9)
+        self.assertEqual((views.add(7), views.value("7")), (1, 1))
         hits.add("front", 2)
         hits.later("front", at=time.time() - 3600)
         hits.flush()
@@ -36,6 +37,7 @@ class InMemory(Case):
         self.assert_raises(Misconfigured, "MISMATCH", client.cached("views").incr, "a")
         client.close()
         self.assert_raises(NotCounted, "CLOSED", views.later, "a")
+        self.assert_raises(NotCounted, "CLOSED", views.add, "a")
 
     def test_requests(self):
         client = Counterfoil("shop", {"votes": {"max": 10}})
@@ -52,7 +54,7 @@ class InMemory(Case):
             async with AsyncCounterfoil("shop") as client:
                 views = client.buffered("views")
                 views.later("a")
-                await views.flush()
+                await client.flush()
                 return await views.add("a"), await views.value("a"), await client.series("hits").get("a", "day")
 
         pending, value, window = asyncio.run(count())

@@ -30,7 +30,10 @@ async def main() -> int:
     await task
     return await other.cached("votes").incr("a")
 
-client.buffered("views").add(1)  # error: 1
+client.buffered("views").add(1)
+client.buffered("views").add_many({1: 1})
+client.flush()
+client.buffered("views").add(1.0)  # error: 1
 client.buffered("views").add("a", by=1)  # error: 2
 number: str = client.cached("votes").get("a")  # error: 3
 counterfoil.Counterfoil.connect("redis://localhost", "shop", retries=3)  # error: 4

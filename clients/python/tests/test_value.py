@@ -143,7 +143,9 @@ class Values(Case):
         self.assertEqual(views.values(["a", "b"], (3, 4)), [3, 4])
         self.assertEqual(views.values(["a", "b"], lambda error: [6, 7]), [6, 7])
         self.assertEqual(views.values([], 3), [])
-        self.assert_raises(Misconfigured, "UNCONFIGURED", connected().buffered("none").value, "a", 3)
+        none = connected().buffered("none")
+        self.assertEqual(none.values(["a", "b"], lambda error: errors.append(error.reason) or 4), [4, 4])
+        self.assertEqual(errors, ["DAEMON", "UNCONFIGURED"])
         self.assert_raises(NotCounted, "BADID", views.value, "", 3)
         self.assertEqual(views_by(DAEMON).value(new_id(), 3), 0)
         daily = Counterfoil.connect("unix:///nowhere.sock", NAMESPACE, daemon=DAEMON, retry_for=0.2).visitors("daily")
@@ -170,7 +172,7 @@ class Values(Case):
         error = self.assert_raises(NotCounted, "DAEMON", views.value, "a")
         self.assertEqual([views.value("a", 3) for _ in range(10)], [3] * 10)
         self.assertLess(time.monotonic() - start, 0.2)
-        self.assertIn("the daemon has been unreachable for 0 s: ", str(error))
+        self.assertIn("the daemon is unreachable: ", str(error))
         views.add(new_id())  # Redis is available
         stub.start()
         while views.value("a", 3) == 3:
@@ -204,13 +206,20 @@ class Values(Case):
         self.assertLess(pause, 0.45)
 
     def test_replies_that_do_not_pass(self):
-        for status, reason in ((302, "DAEMON"), (401, "DAEMON"), (404, "UNCONFIGURED"), (409, "MISMATCH")):
+        for status, reason in ((302, "DAEMON"), (401, "DAEMON"), (404, "DAEMON"), (409, "MISMATCH")):
             stub, other = Stub(self, status, [("Location", NOBODY)]), Stub(self)
             self.assert_raises(Misconfigured, reason, views_by([stub.url, other.url]).value, "a")
             self.assertEqual((len(stub.requests), len(other.requests)), (1, 0))
         self.assert_raises(Misconfigured, "NO DAEMON", views_by(None).value, "a")
         self.assert_raises(Misconfigured, "OPTION", views_by, "localhost:9292")
-        self.assert_raises(Misconfigured, "UNCONFIGURED", connected().buffered("none").value, "a")
+        self.assert_raises(Misconfigured, "DAEMON", views_by(f"{DAEMON}/elsewhere").value, "a")
+
+    def test_a_family_that_no_daemon_has_configured(self):
+        client = connected()
+        for call in (client.buffered("none").value, client.cached("none").get, client.cached("none").value):
+            error = self.assert_raises(NotCounted, "UNCONFIGURED", call, "a")
+            self.assertIn(f"UNCONFIGURED: no daemon has configured {NAMESPACE}/none: declare it in ", str(error))
+            self.assertTrue(error.temporary)
 
     def test_a_daemon_that_closes_connections(self):
         server = socket.create_server(("127.0.0.1", 0))

@@ -86,12 +86,13 @@ class Counterfoil
   # @return [Visitors]
   def visitors(family) = memo(Visitors, family) { Visitors.new(family("visitors", family), @daemons, @later) }
 
-  # Waits until all that `later` took before is counted, of all families.
+  # Sends what `later` took before, of all families, for `retry_for` at most.
   #
   # @raise [Error] the first error since the previous flush
   def flush = @later.flush
 
-  # Sends what `later` took, for 5 s at most, drops what is left, and closes connections that {connect} made.
+  # Sends what `later` took, for 5 s at most, drops what is left, and closes connections that {connect} made. Later calls are
+  # refused (`CLOSED`).
   #
   # @raise [Error] why sums are dropped
   def close

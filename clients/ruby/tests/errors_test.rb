@@ -71,13 +71,33 @@ class ErrorsTest < ClientTest
   end
 
   def test_families
-    error = assert_raises(Counterfoil::NotCounted) { @counterfoil.buffered("nobody").add(@id) }
+    error = assert_raises(Counterfoil::NotCounted) { client(@redis, retry_for: 0).buffered("nobody").add(@id) }
     assert_equal ["UNCONFIGURED", true], [error.reason, error.temporary?]
     assert_match(/counterfoil.toml/, error.message)
     error = assert_raises(Counterfoil::Misconfigured) { @counterfoil.series("views").add(@id) }
     assert_match(%r{own/views is buffered, not series}, error.message)
     assert_raises(Counterfoil::Misconfigured) { @counterfoil.buffered("Views") }
     assert_raises(Counterfoil::Misconfigured) { Counterfoil.new(@redis, NAMESPACE).cached("votes") }
+  end
+
+  def test_a_family_that_is_not_configured_is_awaited_once
+    asked, family = 0, "late-#{rand(2**64)}"
+    redis = Wrapper.new(@redis) { |client, command| (asked += asks?(command) ? 1 : 0) && client.call(*command) }
+    views = client(redis, retry_for: 1, later_every: 60).buffered(family)
+    reasons = ->(count) { Array.new(count) { reason(Counterfoil::NotCounted) { views.add(@id) } }.uniq }
+    assert_equal ["UNCONFIGURED"], reasons.(1)
+    assert_operator asked, :<=, 5 # it asks so often in a second
+    before, begun = asked, Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    assert_equal ["UNCONFIGURED"], reasons.(50)
+    views.later(@id, 5)
+    capture_io { assert_equal("UNCONFIGURED", reason(Counterfoil::NotCounted) { views.flush }) }
+    seconds = Process.clock_gettime(Process::CLOCK_MONOTONIC) - begun
+    assert_operator asked - before, :<=, 5 * (seconds + 0.05).to_i # one call in a second
+    before = asked
+    configure(family, 4)
+    sleep(1)
+    views.flush
+    assert_equal [6, before + 1], [views.add(@id), asked]
   end
 
   def test_a_family_that_the_daemon_refuses
@@ -110,7 +130,7 @@ class ErrorsTest < ClientTest
   def test_input
     @views.add(@id, 0)
     executed = calls("EVALSHA") do
-      ["", "x" * 256, nil, 1.5, "\xff", "\xff".b].each { |id| assert_equal "BADID", reason(Counterfoil::NotCounted) { @views.add(id) } }
+      ["", "x" * 256, nil, true, 1.5, "\xff", "\xff".b].each { |id| assert_equal "BADID", reason(Counterfoil::NotCounted) { @views.add(id) } }
       ["1", 1.0, nil, 2**63, -2**63 - 1].each { |delta| assert_equal "BADARG", reason(Counterfoil::NotCounted) { @views.add(@id, delta) } }
       assert_equal "BADARG", reason(Counterfoil::NotCounted) { @counterfoil.series("hits").add(@id, 0) }
       assert_equal "BADID", reason(Counterfoil::NotCounted) { @views.add_once("x" * 65, @id) }

@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "helper"
+require "counterfoil/testing"
 
 class LaterTest < ClientTest
   def test_many_hits_are_few_calls
@@ -74,7 +75,8 @@ class LaterTest < ClientTest
     assert_match(/2 sums/, error.message)
     assert_equal [["hits", @id, 4, "BADTIME"], ["daily", "#{"x" * 250}/2026-11-25", 1, "BADID"]],
                  errors.map { |family, id, number, error| [family.delete_prefix("#{NAMESPACE}/"), id, number, error.reason] }
-    assert_equal [3, [2, 1], 1], [hits.get(@id, "day").last[1], readers.now(@id), daily.value(@id, "2026-11-25")]
+    visitors = @counterfoil.visitors("daily").value(@id, "2026-11-25")
+    assert_equal [3, [2, 1], 1], [hits.get(@id, "day").last[1], readers.now(@id), visitors]
     %i[later first_visit].each { |call| assert_raises(Counterfoil::NotCounted) { daily.public_send(call, @id, "2026-02-30", "v") } }
     assert_raises(Counterfoil::NotCounted) { hits.later(@id, 0) }
     assert_raises(Counterfoil::NotCounted) { readers.later("", 1) }
@@ -163,28 +165,74 @@ class LaterTest < ClientTest
     assert_equal 7, @views.value(@id)
   end
 
-  def test_sums_that_cannot_be_sent_at_the_end_of_a_process_are_reported
+  def test_sums_that_are_refused_at_the_end_of_a_process_are_reported
     program(<<~RUBY)
       require "redis-client"
       report = ->(_, id, delta, error) { RedisClient.new(path: socket).call("SET", id, "\#{delta} \#{error.reason}") }
-      away = RedisClient.new(path: "/nonexistent/redis.sock")
-      Counterfoil.new(away, namespace, retry_for: 0.2, on_error: report).buffered("views").later(id, 5)
+      Counterfoil.connect("unix://\#{socket}", namespace, later_every: 60, on_error: report).buffered("votes").later(id, 5) # which is cached
     RUBY
-    assert_equal "5 UNREACHABLE", @redis.get(@id)
+    assert_equal "5 MISMATCH", @redis.get(@id)
   end
 
-  def test_close_makes_one_attempt_in_an_outage_and_drops_what_is_left
-    errors, connecting = [], 0
-    away = Object.new
-    away.define_singleton_method(:with) { |&block| block.call(self) }
-    away.define_singleton_method(:close) { nil }
-    away.define_singleton_method(:call_v) { |_| raise Redis::CannotConnectError, "away" if connecting += 1 }
-    counterfoil = client(away, retry_for: 0.1, is_own: true, later_every: 60, on_error: ->(*error) { errors << error })
+  def counts?(command) = command[5].end_with?(":buffer")
+
+  # A client whose calls fail if the block returns an error.
+  def failing(&error)
+    redis = @redis
+    Object.new.tap do |client|
+      client.define_singleton_method(:with) { |&block| block.call(self) }
+      client.define_singleton_method(:close) { nil }
+      client.define_singleton_method(:call_v) { |command| (reason = error.call(command)) ? raise(reason) : redis.call(*command) }
+    end
+  end
+
+  def test_close_tries_again_in_an_outage
+    attempts = 0
+    away = failing { (attempts += 1) < 7 && Redis::CannotConnectError } # more than the probes of 5 s
+    counterfoil = client(away, retry_for: 0, is_own: true, later_every: 60)
     counterfoil.buffered("views").later(@id, 5)
     capture_io { assert_raises(Counterfoil::NotCounted) { counterfoil.flush } }
-    before = connecting
-    assert_match(/1 sums: away/, assert_raises(Counterfoil::NotCounted) { counterfoil.close }.message)
-    assert_equal [[["#{NAMESPACE}/views", @id, 5]], 1], [errors.map { |*sum, _| sum }, connecting - before]
+    counterfoil.close
+    assert_equal 5, @views.value(@id)
+  end
+
+  # for five seconds
+  def test_close_drops_what_it_cannot_send
+    away, silent = failing { Redis::CannotConnectError }, failing { |command| Redis::TimeoutError if counts?(command) }
+    closing = [away, silent].map do |redis|
+      errors = []
+      counterfoil = client(redis, is_own: true, later_every: 60, on_error: ->(*error) { errors << error })
+      2.times { |i| counterfoil.buffered("views").later("#{@id}/#{i}", 5) }
+      Thread.new { [result_of { counterfoil.close }, errors] }
+    end
+    closing.map(&:value).zip(["NotCounted: UNREACHABLE: 2 sums were not counted", "OutcomeUnknown: no reply: the outcome of 2 sums is unknown"],
+                             [Counterfoil::NotCounted, Counterfoil::OutcomeUnknown]) do |(message, errors), text, kind|
+      assert_includes message, text
+      assert_equal Array.new(2) { |i| ["#{NAMESPACE}/views", "#{@id}/#{i}", 5, kind] }, errors.map { |*sum, error| [*sum, error.class] }
+    end
+  end
+
+  def test_a_closed_client_takes_no_calls
+    [client(@redis), Counterfoil::Testing.new(NAMESPACE)].each do |counterfoil|
+      views, votes, hits, readers, daily = %i[buffered cached series activity visitors].zip(%w[views votes hits readers daily]).map { |of| counterfoil.public_send(*of) }
+      2.times { counterfoil.close }
+      [-> { views.add(@id) }, -> { views.add_many({ @id => 1 }) }, -> { views.later(@id) }, -> { views.value(@id, 7) }, -> { views.flush },
+       -> { votes.incr(@id) }, -> { votes.get(@id) }, -> { hits.later(@id) }, -> { hits.get(@id, "60s") }, -> { readers.touch(@id, 1) },
+       -> { readers.now(@id) }, -> { daily.first_visit(@id, "2026-11-25", 1) }, -> { counterfoil.flush }].each_with_index do |call, i|
+        assert_match(/CLOSED: the client is closed/, assert_raises(Counterfoil::NotCounted, i, &call).message)
+      end
+    end
+  end
+
+  def test_a_flush_waits_for_its_limit
+    gate = Queue.new
+    slow = failing { |command| gate.pop && nil if counts?(command) }
+    views = client(slow, retry_for: 0.1, later_every: 60).buffered("views")
+    views.later(@id, 5)
+    assert_match(/1 sums are still being sent/, assert_raises(Counterfoil::NotCounted) { views.flush }.message)
+    gate.close
+    views.flush
+    assert_equal 5, @views.value(@id)
   end
 
   def test_a_flush_waits_once
@@ -194,7 +242,7 @@ class LaterTest < ClientTest
     attempts = 0
     later.instance_variable_get(:@connection).define_singleton_method(:send_once) { |*| raise Redis::CannotConnectError if attempts += 1 }
     3000.times { |i| families.each { |family| family.later("#{@id}/#{i}") } }
-    assert_match(/6000 sums/, assert_raises(Counterfoil::Error) { later.flush }.message)
+    assert_match(/1000 sums is unknown, 5000 sums wait/, assert_raises(Counterfoil::Error) { later.flush }.message)
     assert_operator attempts, :<=, 21 # one in 50 ms, of the first call only
   ensure
     later.instance_variable_get(:@later).send(:start_anew)
@@ -218,8 +266,9 @@ class LaterTest < ClientTest
     views.later(@id)
     error = assert_raises(Counterfoil::NotCounted) { views.flush }
     assert_predicate error, :temporary?
-    assert_match(/1 sums: .*No such file/, error.message)
+    assert_match(/1 sums wait: .*No such file/, error.message)
     assert_raises(Counterfoil::NotCounted) { views.flush } # it stays
+    views.instance_variable_get(:@later).send(:start_anew)
   end
 
   def test_refused_sums_are_reported_once

@@ -201,6 +201,7 @@ class OutagesTest < ClientTest
         own.buffered("views").add("warm")
         there.puts("ready")
         there.gets
+        tried { own.buffered("views").add("known") } if seconds > 1 # what is sent before has an unknown outcome, and does not wait
         own.buffered("views").later("last")
         sleep
       end
@@ -217,6 +218,7 @@ class OutagesTest < ClientTest
 
   # whatever the limit of calls is
   def test_the_end_of_a_process_with_a_long_limit
+    skip "it takes long: set COUNTERFOIL_LONG" unless ENV["COUNTERFOIL_LONG"]
     seconds = end_after(:silent, 0.5, retry_for: 30)
     assert_operator seconds, :<, 7
   end
@@ -228,7 +230,7 @@ class OutagesTest < ClientTest
   }.freeze
 
   def test_the_time_of_a_page
-    skip "it takes long, and needs a machine to itself: set COUNTERFOIL_OUTAGES" unless ENV["COUNTERFOIL_OUTAGES"]
+    skip "it takes long, and needs a machine to itself: set COUNTERFOIL_LONG" unless ENV["COUNTERFOIL_LONG"]
     puts format("%-46s %s", "p50 and worst in ms", STATES.map { |state| state.to_s.rjust(18) }.join)
     ROWS.each do |row, (text, worst, usual)|
       times = STATES.map { |state| send(row, state).sort }

@@ -54,7 +54,7 @@ impl<'m> Stage<'m> {
     pub async fn start(mysql: &'m MysqlServer, persistence: Persistence, way: Way) -> Result<Self> {
         let redis = Redis::start(persistence).await;
         let (database, pool) = mysql.database("campaign").await;
-        MysqlStore::new(pool.clone()).create_tables().await?;
+        MysqlStore::new(&pool)?.create_tables().await?;
         hand::create_table(&pool).await?;
         let place = Place {
             redis: redis.urls(),

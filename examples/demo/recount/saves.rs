@@ -35,7 +35,7 @@ pub async fn pair(place: &Place) -> counterfoil::Result<Pair> {
 
 /// Creates counterfoil's tables and the application's.
 pub async fn create_tables(mysql: &MySqlPool) -> Result<()> {
-    MysqlStore::new(mysql.clone()).create_tables().await?;
+    MysqlStore::new(mysql)?.create_tables().await?;
     sqlx::raw_sql(
         "CREATE TABLE saves (event BIGINT AUTO_INCREMENT PRIMARY KEY, user_id INT UNSIGNED NOT NULL, KEY (user_id))",
     )

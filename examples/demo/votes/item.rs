@@ -40,7 +40,7 @@ pub async fn pair(place: &Place) -> counterfoil::Result<Pair> {
 
 /// Creates counterfoil's tables and the application's, with a row for each item.
 pub async fn create_tables(mysql: &MySqlPool, items: u32) -> Result<()> {
-    MysqlStore::new(mysql.clone()).create_tables().await?;
+    MysqlStore::new(mysql)?.create_tables().await?;
     sqlx::raw_sql(
         "CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, name VARCHAR(200) NOT NULL, \
          vote_count INT NOT NULL DEFAULT 0)",

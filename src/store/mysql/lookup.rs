@@ -5,8 +5,7 @@ use super::MysqlStore;
 use super::fault::store;
 use super::json;
 use super::ledger;
-use super::session::Database;
-use super::state::STATE;
+use super::session::{Database, READ_ONLY};
 use super::statement::Statement;
 use super::target::{self, Segment, Target};
 use crate::error::{Error, ErrorKind, Result};
@@ -44,9 +43,9 @@ impl MysqlStore {
 
     /// Leaves the connections to a server that accepts no writes, and refuses it if all lead there.
     pub(crate) async fn leave_replica(&self) -> Result<()> {
-        let select = Statement::new(format!("SELECT 2, {STATE} AS text"));
-        let state = self.primary.look_up(select, true).await;
-        let _: Vec<(i64, String)> = state.map_err(store("read_only was not read"))?;
+        let select = Statement::new(format!("SELECT 2, {READ_ONLY} AS text"));
+        let read_only = self.primary.look_up(select, true).await;
+        let _: Vec<(i64, String)> = read_only.map_err(store("read_only was not read"))?;
         Ok(())
     }
 }
@@ -73,8 +72,8 @@ async fn find(
             select = select.bind(incarnation.0);
         }
         let found = database.look_up(select, writes).await?.pop();
-        let (kind, state, digits, mark) = found.ok_or(sqlx::Error::RowNotFound)?;
-        let _: (i64, String) = (kind, state);
+        let (kind, read_only, digits, mark) = found.ok_or(sqlx::Error::RowNotFound)?;
+        let _: (i64, String) = (kind, read_only);
         let mark = ledger::mark(mark)?.unwrap_or_default();
         return Ok((vec![digits], vec![mark; ledger.len()]));
     }

@@ -10,6 +10,7 @@ mod json;
 mod ledger;
 mod list;
 mod lookup;
+pub(crate) mod options;
 mod overview;
 mod recount;
 mod rejects;
@@ -17,7 +18,6 @@ pub(crate) mod schema;
 pub(crate) mod session;
 mod shape;
 mod source;
-mod state;
 pub(crate) mod statement;
 pub(crate) mod target;
 
@@ -28,10 +28,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use moka::future::Cache;
-use sqlx::MySqlPool;
 
 pub use self::deletion::Purged;
 pub(crate) use self::list::IdPage;
+use self::options::IntoMysqlOptions;
 pub use self::overview::{Overview, RecountRun};
 pub(crate) use self::recount::{Begin, Begun, Cursor, Drifted, RunState};
 pub use self::recount::{Drift, Run};
@@ -49,13 +49,9 @@ use crate::store::{
 
 /// A [`Store`] in MySQL (8.0.4 or later) or MariaDB (10.6 or later). Clones share one store.
 ///
-/// It uses the application's own pool and restores a connection's session: the isolation level, the
-/// `sql_mode` and the safe updates that a transaction needs apply to that transaction only. A
-/// caller may drop a future at any time: transactions are finished in tasks of their own, and
-/// connections stay usable.
-///
-/// The pool's sessions stay in one database, that of the first session. One that the application
-/// left in another database is closed and replaced.
+/// It has connections of its own, up to five by default, whose sessions have fixed settings. A caller
+/// may drop a future at any time: transactions are finished in tasks of their own, and connections
+/// stay usable.
 ///
 /// The definition of an application's table is read again every 10 s. Until then an `ALTER TABLE`
 /// of a key column, a unique index, `AUTO_INCREMENT`, or `UNSIGNED` or `NULL` of the value column
@@ -63,8 +59,7 @@ use crate::store::{
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// let pool = sqlx::MySqlPool::connect("mysql://shop@localhost/shop").await?;
-/// let store = counterfoil::MysqlStore::new(pool);
+/// let store = counterfoil::MysqlStore::new("mysql://shop@localhost/shop")?;
 /// store.create_tables().await?;
 /// # Ok(()) }
 /// ```
@@ -80,6 +75,9 @@ pub struct MysqlStore {
     max_rejects: Arc<rejects::Limit>,
 }
 
+/// The default maximum number of connections.
+const CONNECTIONS: u32 = 5;
+
 /// The time for which the definition of a table counts as known.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
@@ -91,29 +89,74 @@ fn targets(known_for: Duration) -> Targets {
 }
 
 impl MysqlStore {
-    /// Creates a store in the database of the pool's connections. It must be on the server that is
-    /// written to.
-    pub fn new(pool: MySqlPool) -> Self {
-        MysqlStore {
-            primary: Database {
-                pool,
-                sent: Arc::default(),
-                limit: Database::LIMIT,
-                schema: Arc::default(),
-            },
+    /// Creates a store in the database of these options, which must be on the server that is written
+    /// to: of a URL, options of sqlx, or a pool of the application, whose connections are not used.
+    /// It connects on first use, so an application starts even while the database is unreachable.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, or options that name no
+    /// database.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
+    pub fn new(options: impl IntoMysqlOptions) -> Result<Self> {
+        Ok(MysqlStore {
+            primary: Database::new(options::with_database(options)?, CONNECTIONS),
             replica: None,
             targets: targets(KNOWN_FOR),
             creates_tables: false,
             has_tables: Arc::default(),
             max_rejects: Arc::default(),
-        }
+        })
     }
 
-    /// Sets the longest wait for a reply, for tests.
+    /// Sets the maximum number of connections, before the first use; defaults to 5. A reconciler
+    /// takes up to three for its flushes and one for its checks, and each exact read takes one.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
+    #[must_use]
+    pub fn max_connections(mut self, connections: u32) -> Self {
+        let options = self.primary.pool.connect_options();
+        self.primary = Database {
+            limit: self.primary.limit,
+            ..Database::new((*options).clone(), connections.max(1))
+        };
+        self
+    }
+
+    /// Replaces the options of this store and its clones, for instance when a password is rotated.
+    /// New connections use them. Existing ones stay until they are idle for 10 minutes, or returned
+    /// after 30.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, or options that name
+    /// another database, or none.
+    pub fn set_connect_options(&self, options: impl IntoMysqlOptions) -> Result<()> {
+        let options = options::with_database(options)?;
+        let pool = &self.primary.pool;
+        if options.get_database() != pool.connect_options().get_database() {
+            return Err(Error::invalid("a store stays in one database"));
+        }
+        pool.set_connect_options(options);
+        Ok(())
+    }
+
+    /// Returns the pool, for tests.
+    #[cfg(feature = "test-hooks")]
+    #[doc(hidden)]
+    pub fn pool(&self) -> &sqlx::MySqlPool {
+        &self.primary.pool
+    }
+
+    /// Sets the longest wait for a connection, and for a reply, for tests.
     #[cfg(feature = "test-hooks")]
     #[doc(hidden)]
     #[must_use]
     pub fn waiting(mut self, limit: Duration) -> Self {
+        let pool = self.primary.pool.options().clone().acquire_timeout(limit);
+        let options = self.primary.pool.connect_options();
+        self.primary.pool = pool.connect_lazy_with((*options).clone());
         self.primary.limit = limit;
         self
     }
@@ -127,11 +170,11 @@ impl MysqlStore {
         self
     }
 
-    /// Serves reads [from the nearest](ReadFrom::Nearest) server with this pool, which may lag
-    /// behind the first one.
+    /// Serves reads [from the nearest](ReadFrom::Nearest) server with the connections of the other
+    /// store, whose server may lag behind the first one.
     #[must_use]
-    pub fn with_replica(mut self, pool: MySqlPool) -> Self {
-        self.replica = Some(self.on(Some(&pool)));
+    pub fn with_replica(mut self, replica: MysqlStore) -> Self {
+        self.replica = Some(replica.primary);
         self
     }
 
@@ -184,19 +227,9 @@ impl MysqlStore {
     /// Returns the number of statements that this store and its clones have sent, as the server
     /// counts them.
     pub fn statements(&self) -> u64 {
-        self.primary.sent.load(Ordering::Relaxed)
-    }
-
-    /// Returns the server behind another pool, by default the primary.
-    fn on(&self, pool: Option<&MySqlPool>) -> Database {
-        match pool {
-            None => self.primary.clone(),
-            Some(pool) => Database {
-                pool: pool.clone(),
-                schema: Arc::default(),
-                ..self.primary.clone()
-            },
-        }
+        let databases = [Some(&self.primary), self.replica.as_ref()];
+        let sent = databases.into_iter().flatten().map(|one| &one.sent);
+        sent.map(|sent| sent.load(Ordering::Relaxed)).sum()
     }
 
     /// Returns the table of the family's values as it is defined now.

@@ -1,23 +1,22 @@
-//! Statements and transactions on the application's own pool, whatever state its sessions are in.
+//! Statements and transactions on the store's own connections.
 
 use std::borrow::Cow;
 use std::future::Future;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
-use sqlx::mysql::MySqlRow;
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlPoolOptions, MySqlRow};
 use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, FromRow, MySql, MySqlPool, Row as _};
+use sqlx::{AssertSqlSafe, Connection, FromRow, MySql, MySqlPool, Row as _};
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::fault::{self, store};
 use super::in_place::in_place;
-use super::state::{self, STATE};
 use super::statement::Statement;
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// A row of a reply, mostly a tuple.
 pub trait Row: for<'r> FromRow<'r, MySqlRow> {}
@@ -32,25 +31,25 @@ pub struct Database {
     pub sent: Arc<AtomicU64>,
     /// The longest wait for a reply. A server that has vanished may leave its connections open.
     pub limit: Duration,
-    /// The database of the first session, in which the names in statements are meant. A session in
-    /// another one is closed: the application may have left it there.
-    pub schema: Arc<OnceLock<String>>,
-}
-
-/// The first use of a session, which also learns the session's state.
-enum First {
-    /// The begin of a transaction.
-    Begin,
-    /// A SELECT, after the state.
-    Read(Statement),
-    /// A SELECT whose rows contain the state. If `writes`, the server must accept writes.
-    LookUp { select: Statement, writes: bool },
 }
 
 impl Database {
     /// The default limit. A statement waits for a lock for a second, and a commit for a full disk
     /// for as long as it takes: the limit only closes its connection, and the commit is repeated.
-    pub const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    /// Creates up to `connections` connections, each on its first use.
+    pub fn new(options: MySqlConnectOptions, connections: u32) -> Self {
+        Database {
+            pool: MySqlPoolOptions::new()
+                .max_connections(connections)
+                .acquire_timeout(ACQUIRE)
+                .after_connect(|connection, _| Box::pin(pin(connection)))
+                .connect_lazy_with(options),
+            sent: Arc::default(),
+            limit: Database::LIMIT,
+        }
+    }
 
     /// Reads the rows of a SELECT outside of a transaction. `failed` names the failure in the error
     /// message.
@@ -68,81 +67,84 @@ impl Database {
 
     /// Runs a SELECT outside of a transaction.
     pub async fn fetch<T: Row>(&self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
-        self.select(First::Read(select)).await
+        self.look_up(select, false).await
     }
 
-    /// Runs a SELECT that also returns [`STATE`], which saves a round trip: as `text` of a row
-    /// whose first column is 2. If `writes`, it fails on a server that accepts no writes.
+    /// Does the same. If `writes`, the server must accept writes: the SELECT returns [`READ_ONLY`]
+    /// as `text` of a row whose first column is 2, which saves a round trip.
     pub async fn look_up<T: Row>(
         &self,
         select: Statement,
         writes: bool,
     ) -> Result<Vec<T>, sqlx::Error> {
-        self.select(First::LookUp { select, writes }).await
-    }
-
-    async fn select<T: Row>(&self, first: First) -> Result<Vec<T>, sqlx::Error> {
         let database = self.clone();
-        let rows = in_place(async move { database.begin(first).await });
-        let (_, rows) = rows.await?;
-        rows.iter().map(T::from_row).collect()
+        let rows = in_place(async move { database.select(&select, writes).await });
+        rows.await?.iter().map(T::from_row).collect()
     }
 
-    /// Uses an idle connection without the ping of [`MySqlPool::acquire`]. If the connection turns
-    /// out to be dead, or not to be fit, it does the same on another one.
-    async fn begin(&self, first: First) -> Result<(Session, Vec<MySqlRow>), sqlx::Error> {
-        let (mut others, mut idle) = (self.pool.size(), self.pool.try_acquire());
+    async fn select(&self, select: &Statement, writes: bool) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        let mut attempts = self.attempts();
         loop {
-            let is_tested = idle.is_none();
-            let mut session = match idle.take() {
-                Some(idle) => self.session(idle),
-                None => self.tested().await?,
-            };
-            match session.first(&first).await {
-                Ok(rows) => return Ok((session, rows)),
-                Err(error) if fault::is_lost(&error) && !is_tested => {
-                    tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
-                }
-                // all others that the pool had may be unfit like it
-                Err(error) if others > 0 && fault::own(&error).is_some() => {
-                    tracing::debug!(error = %format_args!("{error:#}"), "a connection was closed");
-                    others -= 1;
-                }
-                Err(error) => return Err(error),
+            let mut session = self.session(&mut attempts).await?;
+            match session.select(select.clone(), writes).await {
+                Ok(rows) => return Ok(rows),
+                Err(error) => attempts.take(error)?,
             }
         }
     }
 
-    /// Returns a connection that was alive a moment ago.
-    async fn tested(&self) -> Result<Session, sqlx::Error> {
+    async fn begin(&self) -> Result<Session, sqlx::Error> {
+        let mut attempts = self.attempts();
         loop {
-            let mut session = self.session(self.acquire().await?);
-            if self.pool.options().get_test_before_acquire() || session.ping().await.is_ok() {
-                return Ok(session);
+            let mut session = self.session(&mut attempts).await?;
+            match session.begin().await {
+                Ok(()) => return Ok(session),
+                Err(error) => attempts.take(error)?,
             }
         }
     }
 
-    /// Takes a connection from the pool. While the server refuses connections, the pool tries again
-    /// until its time is over, and its error does not name the reason: one more attempt shows it.
-    async fn acquire(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
-        let acquired = self.pool.acquire().await;
-        if let Err(sqlx::Error::PoolTimedOut) = acquired
-            && let Ok(Err(error)) = timeout(REFUSAL, self.pool.connect_options().connect()).await
-        {
-            return Err(error);
+    fn attempts(&self) -> Attempts {
+        Attempts {
+            is_first: true,
+            is_tested: false,
+            others: self.pool.size(),
         }
-        acquired
     }
 
-    fn session(&self, connection: PoolConnection<MySql>) -> Session {
-        Session {
+    /// Takes a connection from the pool: for the first attempt an idle one, without the ping of
+    /// [`MySqlPool::acquire`].
+    async fn session(&self, attempts: &mut Attempts) -> Result<Session, sqlx::Error> {
+        let idle = attempts.is_first.then(|| self.pool.try_acquire()).flatten();
+        attempts.is_first = false;
+        attempts.is_tested = idle.is_none();
+        let connection = match idle {
+            Some(idle) => idle,
+            None => self.acquire().await?,
+        };
+        Ok(Session {
             connection,
             database: self.clone(),
-            is_idle: true,
-            is_open: false,
-            is_spent: false,
+            is_in_use: false,
+        })
+    }
+
+    /// Takes a connection that was alive a moment ago. While the server refuses connections, the pool
+    /// tries again until its time is over, and its error does not name the reason: one more attempt
+    /// shows it.
+    async fn acquire(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
+        let acquired = self.pool.acquire().await;
+        if let Err(sqlx::Error::PoolTimedOut) = acquired {
+            let options = self.pool.connect_options();
+            let again = async {
+                let mut connection = MySqlConnection::connect_with(&options).await?;
+                pin(&mut connection).await
+            };
+            if let Ok(Err(error)) = timeout(REFUSAL, again).await {
+                return Err(error);
+            }
         }
+        acquired
     }
 
     /// Closes the idle connections, which lead to a server that no longer accepts writes.
@@ -194,20 +196,44 @@ impl Database {
     }
 
     async fn transact_once<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
-        let (mut transaction, _) = self.begin(First::Begin).await?;
+        let mut transaction = self.begin().await?;
         let done = work.run(&mut transaction).await;
-        // work that passed over the error of one row is committed, whatever its number
-        if transaction.is_spent && done.is_err() {
+        if done.as_ref().is_err_and(fault::ends_session) {
             return done;
         }
         // after an error it is unknown whether the transaction was committed
-        let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
-        let end = format!("{end} AND NO CHAIN NO RELEASE; {}", *RESTORE);
-        let ended = transaction.packet(end, 2).await;
-        transaction.is_open = ended.is_err();
-        done.and_then(|done| ended.map(|_| done))
+        let end = if done.is_ok() { COMMIT } else { ROLLBACK };
+        let ended = transaction.end(end).await;
+        done.and_then(|done| ended.map(|()| done))
     }
 }
+
+/// What is left to try for one use of a connection.
+struct Attempts {
+    is_first: bool,
+    /// Set if the last connection was alive a moment before.
+    is_tested: bool,
+    /// The number of connections that may lead to a server that is read-only.
+    others: u32,
+}
+
+impl Attempts {
+    /// Takes one of the attempts, or returns the error of the last one.
+    fn take(&mut self, error: sqlx::Error) -> Result<(), sqlx::Error> {
+        if fault::is_lost(&error) && !self.is_tested {
+            tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
+        } else if fault::own(&error).is_some() && self.others > 0 {
+            tracing::debug!(error = %format_args!("{error:#}"), "a connection was closed");
+            self.others -= 1;
+        } else {
+            return Err(error);
+        }
+        Ok(())
+    }
+}
+
+/// The longest wait for a connection, with TLS and the login.
+const ACQUIRE: Duration = Duration::from_secs(4);
 
 /// The longest wait for the reason why a server refuses connections.
 const REFUSAL: Duration = Duration::from_secs(1);
@@ -241,70 +267,57 @@ impl UnitOfWork for Statement {
     }
 }
 
-/// The settings of a session that a transaction changes and restores:
+/// The settings of every session, whatever those of the server are:
 ///
 /// - In our mode an out-of-range value is an error (without a strict mode MySQL clips it, which
-///   loses counts), and 0 in an AUTO_INCREMENT column means 0. No setting of the session
-///   (ANSI_QUOTES, MariaDB's ORACLE ...) changes the meaning of our statements.
+///   loses counts), and 0 in an AUTO_INCREMENT column means 0. MySQL's default refuses a recount's
+///   source without its GROUP BY; MariaDB's check for that refuses valid ones.
 /// - Safe updates would refuse an UPDATE whose rows come from a join.
 /// - A row or table that another session has locked is waited for a second, not 50 s or a year:
 ///   meanwhile others wait for the locks of this transaction.
-/// - If the process is suspended or cut off, the server rolls back after 10 s. A default of 8 hours
-///   would hold the rows, and the application's own updates of them would fail after 50 s.
-const SETTINGS: [(&str, &str); 5] = [
-    (
-        "sql_mode",
-        "'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION'",
-    ),
-    ("sql_safe_updates", "0"),
-    ("innodb_lock_wait_timeout", "1"),
-    ("lock_wait_timeout", "1"),
-    ("wait_timeout", "10"),
-];
+/// - READ COMMITTED locks hardly anything between rows, so batches of different rows do not wait for
+///   each other. The statement is the same on MySQL and MariaDB; the variable's name is not.
+/// - An id that a limited reply lacks would pass for one without rows.
+const SETTINGS: &str = "SET SESSION sql_mode = CONCAT('STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,', \
+     IF(VERSION() LIKE '%MariaDB%', 'NO_ENGINE_SUBSTITUTION', 'NO_ENGINE_SUBSTITUTION,ONLY_FULL_GROUP_BY')), \
+     SESSION sql_safe_updates = 0, SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1, \
+     SESSION autocommit = 1, SESSION completion_type = 'NO_CHAIN', \
+     SESSION sql_select_limit = 18446744073709551615; \
+     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; SET NAMES utf8mb4";
 
-/// The begin of a transaction, in one packet and so in one round trip:
-///
-/// - READ COMMITTED applies to the next transaction only. It locks hardly anything between rows, so
-///   batches of different rows do not wait for each other. The statement is the same on MySQL and
-///   MariaDB; the variable's name is not.
-/// - READ WRITE, and NO CHAIN NO RELEASE at the end, are the defaults, which a session may change.
-static BEGIN: LazyLock<String> = LazyLock::new(|| {
-    let save = SETTINGS.map(|(name, _)| format!("@counterfoil_{name} = @@SESSION.{name}"));
-    let set = SETTINGS.map(|(name, value)| format!("SESSION {name} = {value}"));
-    format!(
-        "SET {}, {}; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION READ WRITE; ",
-        save.join(", "),
-        set.join(", ")
-    )
-});
+/// Gives a new connection its [`SETTINGS`].
+async fn pin(connection: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    sqlx::raw_sql(SETTINGS).execute(connection).await.map(drop)
+}
 
-/// The rest of the packet that ends a transaction.
-static RESTORE: LazyLock<String> = LazyLock::new(|| {
-    let restore = SETTINGS.map(|(name, _)| format!("SESSION {name} = @counterfoil_{name}"));
-    format!("SET {}", restore.join(", "))
-});
+/// `read_only` of the server as text: a number on most servers, a word on others. MySQL's
+/// `super_read_only` sets it too.
+pub const READ_ONLY: &str = "CAST(@@GLOBAL.read_only AS CHAR)";
+
+// One packet, and so one round trip, begins a transaction, and one ends it. If the process is
+// suspended or cut off meanwhile, the server rolls back after 10 s. With the default of 8 hours it
+// would hold the rows, and the application's own updates of them would fail after 50 s. Between
+// transactions a connection may be idle for longer.
+const BEGIN: &str = "SET SESSION wait_timeout = 10; START TRANSACTION";
+const COMMIT: &str = "COMMIT; SET SESSION wait_timeout = DEFAULT";
+const ROLLBACK: &str = "ROLLBACK; SET SESSION wait_timeout = DEFAULT";
 
 /// A session of the server, for a unit of work in a transaction. If it is dropped while a statement
-/// runs or a transaction is open, or if it is spent, its connection is closed: the server rolls
-/// back, and no session with changed settings returns to the pool.
+/// runs or a transaction is open, its connection is closed: the server rolls back.
 pub struct Session {
     connection: PoolConnection<MySql>,
     database: Database,
-    /// Set once the last statement has ended.
-    is_idle: bool,
-    /// Set from the begin of a transaction until its end has succeeded.
-    is_open: bool,
-    /// Set for good once the session is lost, or not fit.
-    is_spent: bool,
+    /// Set while a transaction is open, or a SELECT outside of one runs.
+    is_in_use: bool,
 }
 
 impl Session {
     /// Runs a statement and returns the number of rows that it found, unchanged ones too, as sqlx
     /// requests it.
     pub async fn execute(&mut self, statement: Statement) -> Result<u64, sqlx::Error> {
-        let limit = self.begin(1);
+        let limit = self.sends(1);
         let done = timeout(limit, statement.query().execute(&mut *self.connection)).await;
-        Ok(self.ended(done)?.rows_affected())
+        Ok(self.replied(done)?.rows_affected())
     }
 
     pub async fn fetch<T: Row>(&mut self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
@@ -312,58 +325,9 @@ impl Session {
     }
 
     async fn rows(&mut self, select: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        let limit = self.begin(1);
+        let limit = self.sends(1);
         let rows = timeout(limit, select.query().fetch_all(&mut *self.connection)).await;
-        self.ended(rows)
-    }
-
-    async fn first(&mut self, first: &First) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        match first {
-            First::Begin => {
-                self.is_open = true;
-                // a user with further privileges may write where read_only is set, also on a
-                // replica
-                self.learn(&BEGIN, 3, true).await.map(|()| Vec::new())
-            }
-            First::Read(select) => {
-                self.learn("", 0, false).await?;
-                self.rows(select.clone()).await
-            }
-            First::LookUp { select, writes } => {
-                let rows = self.rows(select.clone()).await?;
-                // mostly the last one
-                for row in rows.iter().rev() {
-                    if row.try_get::<i64, _>(0)? == 2 {
-                        self.check(row.try_get("text")?, *writes)?;
-                        break;
-                    }
-                }
-                Ok(rows)
-            }
-        }
-    }
-
-    /// Sends a packet of statements that return no rows, and learns the state of the session in the
-    /// same round trip. A prepared statement would not show it.
-    async fn learn(
-        &mut self,
-        packet: &str,
-        statements: u64,
-        writes: bool,
-    ) -> Result<(), sqlx::Error> {
-        let text = format!("{packet}SELECT {STATE}");
-        let rows = self.packet(text, statements + 1).await?;
-        match rows.first() {
-            Some(row) => self.check(row.try_get(0)?, writes),
-            None => Ok(()),
-        }
-    }
-
-    /// Checks the state of the session.
-    fn check(&mut self, state: String, writes: bool) -> Result<(), sqlx::Error> {
-        let fits = state::check(&state, &self.database.schema, writes);
-        self.is_spent |= fits.is_err();
-        fits.map_err(fault::from_own)
+        self.replied(rows)
     }
 
     /// Sends statements without parameters, and returns the rows of all.
@@ -372,29 +336,68 @@ impl Session {
         text: String,
         statements: u64,
     ) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        let limit = self.begin(statements);
+        let limit = self.sends(statements);
         let packet = sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(&mut *self.connection);
         let rows = timeout(limit, packet).await;
-        self.ended(rows)
+        self.replied(rows)
     }
 
-    async fn ping(&mut self) -> Result<(), sqlx::Error> {
-        let limit = self.begin(0);
-        let done = timeout(limit, self.connection.ping()).await;
-        let done = self.ended(done);
-        // a connection that fails in any way does not return to the pool, where it is found again
-        self.is_spent |= done.is_err();
-        done
+    /// Runs a SELECT outside of a transaction.
+    async fn select(
+        &mut self,
+        select: Statement,
+        writes: bool,
+    ) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        let rows = self.rows(select).await;
+        self.is_in_use = false;
+        let rows = rows?;
+        if writes {
+            self.refuse_read_only(&rows)?;
+        }
+        Ok(rows)
+    }
+
+    async fn begin(&mut self) -> Result<(), sqlx::Error> {
+        let begin = format!("{BEGIN}; SELECT 2, {READ_ONLY} AS text");
+        let rows = self.packet(begin, 3).await?;
+        // a user with further privileges may write where read_only is set, also on a replica
+        self.refuse_read_only(&rows)
+    }
+
+    async fn end(&mut self, end: &str) -> Result<(), sqlx::Error> {
+        self.packet(end.to_owned(), 2).await?;
+        self.is_in_use = false;
+        Ok(())
+    }
+
+    /// Refuses a server that accepts no writes: it may be a replica, whose rows may be older than
+    /// batches applied before.
+    fn refuse_read_only(&mut self, rows: &[MySqlRow]) -> Result<(), sqlx::Error> {
+        // mostly the last one
+        for row in rows.iter().rev() {
+            if row.try_get::<i64, _>(0)? == 2 {
+                let read_only: String = row.try_get("text")?;
+                if matches!(&*read_only, "0" | "OFF") {
+                    return Ok(());
+                }
+                self.connection.close_on_drop();
+                let why = format!(
+                    "the server accepts no writes (read_only is {read_only}), as a replica does; connect to the primary"
+                );
+                return Err(fault::from_own(Error::new(ErrorKind::Unsafe, why)));
+            }
+        }
+        Err(sqlx::Error::RowNotFound)
     }
 
     /// Notes that statements are sent. Returns the longest wait for their reply.
-    fn begin(&mut self, statements: u64) -> Duration {
+    fn sends(&mut self, statements: u64) -> Duration {
         self.database.sent.fetch_add(statements, Ordering::Relaxed);
-        self.is_idle = false;
+        self.is_in_use = true;
         self.database.limit
     }
 
-    fn ended<T>(
+    fn replied<T>(
         &mut self,
         done: Result<Result<T, sqlx::Error>, Elapsed>,
     ) -> Result<T, sqlx::Error> {
@@ -403,8 +406,9 @@ impl Session {
             Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
         };
         let done = done.unwrap_or_else(silent);
-        self.is_idle = true;
-        self.is_spent |= done.as_ref().is_err_and(fault::ends_session);
+        if done.as_ref().is_err_and(fault::ends_session) {
+            self.connection.close_on_drop();
+        }
         if done.as_ref().is_err_and(fault::is_demoted) {
             self.database.leave();
         }
@@ -414,7 +418,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.is_idle || self.is_open || self.is_spent {
+        if self.is_in_use {
             self.connection.close_on_drop();
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use sqlx::mysql::MySqlRow;
-use sqlx::{FromRow, MySqlPool, Row};
+use sqlx::{FromRow, Row};
 use tokio::time::timeout;
 
 use super::MysqlStore;
@@ -28,10 +28,6 @@ use crate::store::Registered;
 /// The longest wait for a count of rows, which may read all of a table.
 const SCAN: Duration = Duration::from_hours(1);
 
-/// A limit that the setting `sql_select_limit` of a session does not replace. An id that a reply
-/// lacks would pass for one without rows.
-const ALL: &str = "LIMIT 18446744073709551615";
-
 /// The rows that a family's counters stand for, and the way to count them for many ids
 /// (docs/protocol.md, section 9).
 ///
@@ -39,8 +35,8 @@ const ALL: &str = "LIMIT 18446744073709551615";
 /// A row belongs to the id that its text spells, byte by byte. The id of a UUID is in lower case,
 /// also if its row is not and the collation folds.
 ///
-/// The pool's sessions give the SQL its meaning: those of sqlx are in UTC by default, and `||`
-/// concatenates text in pools that do not set `pipes_as_concat(false)`, as counterfoil's own do.
+/// The SQL runs in a session of the store: in UTC unless its URL names a time zone, in a strict mode,
+/// on MySQL with ONLY_FULL_GROUP_BY, and `||` means OR.
 ///
 /// ```
 /// use counterfoil::recount::Source;
@@ -187,7 +183,7 @@ impl Source {
     pub(crate) async fn count(
         &self,
         mysql: &MysqlStore,
-        replica: Option<&MySqlPool>,
+        replica: Option<&MysqlStore>,
         family: &Registered,
         ids: &[&str],
         limit: Duration,
@@ -275,7 +271,7 @@ impl Source {
         // a text for each number of ids would fill the server's table of prepared statements
         let mut select = Statement::once(format!(
             "WITH counterfoil_source ({}, counterfoil_count) AS ({}) \
-             SELECT {}, COALESCE({folding}NULL), CAST(counterfoil_count AS CHAR) FROM counterfoil_source {ALL}",
+             SELECT {}, COALESCE({folding}NULL), CAST(counterfoil_count AS CHAR) FROM counterfoil_source",
             join(keys, ", ", |key| key.name.clone()),
             text.replace("(?)", &format!("({marks})")),
             join(keys, ", ", |key| key.bytes_of(&key.name)),
@@ -333,7 +329,7 @@ impl Source {
     pub(crate) async fn ids_after(
         &self,
         mysql: &MysqlStore,
-        replica: Option<&MySqlPool>,
+        replica: Option<&MysqlStore>,
         family: &Registered,
         after: Option<&str>,
         limit: usize,
@@ -378,18 +374,17 @@ impl fmt::Debug for Source {
 }
 
 impl MysqlStore {
-    /// Returns the lag of the server behind this pool, the longest of all that it replicates, if it
-    /// is a replica and this user may read the lag.
-    pub(crate) async fn lag(&self, pool: &MySqlPool) -> Result<Option<Duration>> {
+    /// Returns the lag of the server, the longest of all that it replicates, if it is a replica and
+    /// this user may read the lag.
+    pub(crate) async fn lag(&self) -> Result<Option<Duration>> {
         // MariaDB; MySQL; MySQL before 8.0.22
         let statements = [
             "SHOW ALL SLAVES STATUS",
             "SHOW REPLICA STATUS",
             "SHOW SLAVE STATUS",
         ];
-        let server = self.on(Some(pool));
         for statement in statements {
-            let lags = match server.fetch(Statement::new(statement)).await {
+            let lags = match self.primary.fetch(Statement::new(statement)).await {
                 Err(error) if fault::is_syntax(&error) => continue,
                 Err(error) if error.as_database_error().is_some() => return Ok(None),
                 lags => lags.map_err(store("the lag of a replica was not read"))?,
@@ -482,10 +477,10 @@ fn integer(digits: &str) -> Option<i64> {
 const OF_TEXT: [&str; 2] = ["column", "collation"];
 
 /// Returns the server that has the rows.
-fn server(mysql: &MysqlStore, replica: Option<&MySqlPool>) -> Database {
+fn server(mysql: &MysqlStore, replica: Option<&MysqlStore>) -> Database {
     Database {
         limit: SCAN,
-        ..mysql.on(replica)
+        ..replica.unwrap_or(mysql).primary.clone()
     }
 }
 

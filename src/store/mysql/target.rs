@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use super::json::{self, I64, ID, INPUT, U64};
 use super::ledger;
+use super::session::READ_ONLY;
 use super::shape::{Shape, Storage};
-use super::state::STATE;
 use super::statement::{Statement, quoted, table_name};
 use crate::family::table::{KeyType, Table};
 use crate::store::{Columns, Registered};
@@ -159,11 +159,11 @@ impl Target {
             json::table(columns(ids)),
             join(ids, " AND ", StoredKey::equals_given)
         );
-        let last = format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {STATE}");
+        let last = format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {READ_ONLY}");
         // names the columns, since the reply would otherwise contain whole expressions as names
         let by_parameters = join(&keys, " AND ", StoredKey::equals);
         let one = format!(
-            "SELECT 2, {STATE} AS text, (SELECT {digits} FROM {t} WHERE {by_parameters}) AS digits"
+            "SELECT 2, {READ_ONLY} AS text, (SELECT {digits} FROM {t} WHERE {by_parameters}) AS digits"
         );
         let mark = ledger::MARK;
         let ledger = "counterfoil_ledger AS l FORCE INDEX (PRIMARY)";
@@ -192,7 +192,7 @@ impl Target {
                 one: Statement::new(format!("{one}, NULL AS mark")),
                 many: Statement::new(format!("{many} {last}")),
             },
-            // one statement, so one snapshot of InnoDB, except with READ UNCOMMITTED
+            // one statement, so one snapshot of InnoDB
             snapshot: Lookup {
                 one: Statement::new(format!(
                     "{one}, (SELECT {mark} FROM {ledger} \
@@ -411,7 +411,7 @@ impl StoredKey {
         let text = match (self.kind, &self.storage) {
             // removes the leading zeros of a ZEROFILL column
             (KeyType::Unsigned | KeyType::Signed, Storage::Plain) => format!("{column} + 0"),
-            // some sessions have CHAR padded with spaces
+            // a source's VARCHAR keeps trailing spaces
             (KeyType::Char, _) => format!("RTRIM({column})"),
             // a lookup also finds a row in upper case where the collation folds
             (KeyType::Uuid, Storage::Characters { .. }) => format!(
@@ -425,7 +425,7 @@ impl StoredKey {
             }
             _ => column.to_owned(),
         };
-        // whatever character set the session has
+        // a column may have any character set
         format!("CAST(CONVERT({text} USING utf8mb4) AS BINARY)")
     }
 }

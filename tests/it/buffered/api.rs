@@ -84,7 +84,9 @@ async fn however_many_tasks_count_redis_remembers_few_callers() {
 async fn with_replica(pair: &Pair, behind: &Pair) -> (Counterfoil, BufferedCounters) {
     let views = || family("views").partitions(1);
     behind.open(views()).await;
-    let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
+    let store = MysqlStore::new(&pair.pool)
+        .unwrap()
+        .with_replica(behind.mysql().clone());
     let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
     let views = counterfoil.opened(views()).await;
     (counterfoil, views)

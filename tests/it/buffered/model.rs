@@ -30,7 +30,7 @@ enum Own {
         kind: &'static str,
         partitions: &'static str,
     },
-    Add(Called, Vec<Group>),
+    Add(Called, Vec<Group>, Requests),
     Batch(usize, BatchCall),
     Reset(usize, Which),
     Read(usize, Vec<usize>),
@@ -105,8 +105,8 @@ fn own() -> impl Strategy<Value = Own> {
     prop_oneof![
         2 => configure,
         3 => ask,
-        14 => (called((0.0, 0.1)), vec(group(), 1..=2))
-            .prop_map(|(called, groups)| Own::Add(called, groups)),
+        14 => (called((0.0, 0.1)), vec(group(), 1..=2), requests(10))
+            .prop_map(|(called, groups, requests)| Own::Add(called, groups, requests)),
         12 => (at(), batch).prop_map(|(at, call)| Own::Batch(at, call)),
         1 => (at(), Which::any(5)).prop_map(|(at, which)| Own::Reset(at, which)),
         3 => (at(), vec(0..IDS.len() - 1, 1..5)).prop_map(|(at, ids)| Own::Read(at, ids)),
@@ -120,6 +120,8 @@ struct Buffered {
     /// The hits that were counted, and those that left Redis since.
     counted: BTreeMap<String, i128>,
     gone: BTreeMap<String, i128>,
+    /// The requests that were counted, with the generations that they named.
+    requested: BTreeSet<SentRequest>,
 }
 
 impl Kind for Buffered {
@@ -163,7 +165,7 @@ impl Kind for Buffered {
                 metas,
             } => self.configure(frame, kind, *partitions, *max_pending, *metas),
             Own::Ask { kind, partitions } => frame.epoch(kind, partitions),
-            Own::Add(called, groups) => self.add(frame, called, groups),
+            Own::Add(called, groups, requests) => self.add(frame, called, groups, requests),
             Own::Batch(at, call) => {
                 let released =
                     frame.batch_call(&mut self.partitions[*at], PARTITIONS[*at], call)?;
@@ -243,10 +245,14 @@ impl Buffered {
         max_pending: usize,
         metas: usize,
     ) -> Checked {
-        frame.configure(
+        let settings = [
+            ("max_pending", max_pending.to_string()),
+            ("remember_requests", REMEMBER_MS.to_string()),
+        ];
+        frame.configure_with(
             kind,
             partitions,
-            max_pending,
+            &settings,
             PARTITIONS
                 .map(|keys| keys[2])
                 .into_iter()
@@ -262,8 +268,22 @@ impl Buffered {
         }
     }
 
-    fn add(&mut self, frame: &mut Frame, called: &Called, groups: &[Group]) -> Checked {
-        let (mut keys, mut args) = (FENCE.map(str::to_owned).to_vec(), vec!["0".to_owned()]);
+    fn add(
+        &mut self,
+        frame: &mut Frame,
+        called: &Called,
+        groups: &[Group],
+        requests: &Requests,
+    ) -> Checked {
+        let pairs = groups.iter().flat_map(|group| &group.pairs);
+        let memory = &frame.family.requests;
+        let requested = (1..).zip(pairs).filter_map(|(pair, (id, _))| {
+            let request = memory.sent(requests, pair, IDS[*id])?;
+            Some((pair, request))
+        });
+        let requested: BTreeMap<_, _> = requested.collect();
+        let mut keys = FENCE.map(str::to_owned).to_vec();
+        let mut args = vec![requested.len().to_string()];
         for group in groups {
             let [buffer, _, meta] = PARTITIONS[group.partition];
             keys.extend([buffer, meta].map(str::to_owned));
@@ -274,6 +294,11 @@ impl Buffered {
                     .iter()
                     .flat_map(|&(id, delta)| [IDS[id].to_owned(), delta.to_string()]),
             );
+        }
+        if !requested.is_empty() {
+            keys.extend([HOME[2], HOME[3]].map(str::to_owned));
+            let requested = requested.iter().map(|(pair, sent)| (*pair, sent));
+            args.extend(request_args(requested, requests));
         }
         let (sent, now) = (frame.sent(called, &keys), frame.now);
         let counting = CountingCall {
@@ -288,36 +313,55 @@ impl Buffered {
             &sent,
             &mut self.partitions,
             |partitions, family, _| {
-                let (mut results, mut refused, mut pair) = (vec![], vec![], 0);
+                let (mut results, mut uncounted, mut pair) = (vec![], vec![], 0);
                 for group in groups {
                     let partition = &mut partitions[group.partition];
                     results.push(int(partition.note(now, group.hits)));
-                    let refused_before = refused.len();
+                    let (before, mut refused) = (uncounted.len(), 0);
                     for &(id, delta) in &group.pairs {
                         pair += 1;
+                        let request = requested.get(&pair);
+                        if let Some(word) = request.and_then(|one| family.requests.word(one)) {
+                            uncounted.push(format!("{pair}:{word}"));
+                            results.push(text(word));
+                            continue;
+                        }
                         let sum =
                             count(&mut partition.buffer, IDS[id], delta, family.max_pending());
-                        refused.extend(sum.err().map(|word| format!("{pair}:{word}")));
+                        if let Some(request) = request
+                            && !matches!(sum, Err("FULL" | "BADID"))
+                        {
+                            let word = sum.map_or_else(str::to_owned, |sum| sum.to_string());
+                            family.requests.note(request, &word);
+                        }
+                        refused += usize::from(sum.is_err());
+                        uncounted.extend(sum.err().map(|word| format!("{pair}:{word}")));
                         results.push(sum.map_or_else(text, amount));
                     }
-                    let refused_here = refused.len() - refused_before;
-                    partition.refuse(group.hits, refused_here, group.pairs.len());
+                    let uncounted = uncounted.len() - before;
+                    partition.refuse(group.hits, [uncounted, refused], group.pairs.len());
                 }
-                Ok((reply("OK", results), Some(refused.join(" "))))
+                Ok((reply("OK", results), Some(uncounted.join(" "))))
             },
         )?;
         let Some(executed) = executed else {
             return Ok(());
         };
-        let mut results = executed.iter();
+        let (mut results, mut pair) = (executed.iter(), 0);
         for group in groups {
             let [_, _, meta] = PARTITIONS[group.partition];
             frame.learn(meta, &mut self.partitions[group.partition])?;
             results.next();
             for (&(id, delta), result) in group.pairs.iter().zip(results.by_ref()) {
-                let was_refused = ["RANGE", "FULL", "BADID"].contains(&result.as_str());
-                *self.counted.entry(IDS[id].into()).or_default() +=
-                    if was_refused { 0 } else { i128::from(delta) };
+                pair += 1;
+                if result.parse::<i64>().is_err() {
+                    continue;
+                }
+                *self.counted.entry(IDS[id].into()).or_default() += i128::from(delta);
+                if let Some(request) = requested.get(&pair) {
+                    let is_first = self.requested.insert(request.clone());
+                    prop_assert!(is_first, "{request:?} was counted twice");
+                }
             }
         }
         Ok(())
@@ -355,6 +399,7 @@ impl Buffered {
         self.left(left.buffer);
         self.left(left.batch);
         frame.family.end_epochs();
+        frame.family.requests.reset(&self.partitions[at].cut()[0]);
         Ok(())
     }
 }

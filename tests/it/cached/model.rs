@@ -36,7 +36,7 @@ enum Base {
 
 #[derive(Clone, Debug)]
 enum Own {
-    Incr(Called, Vec<Group>),
+    Incr(Called, Vec<Group>, Requests),
     /// Changes the settings.
     Configure(Bounds, u64),
     /// A call on one of the partitions.
@@ -110,54 +110,39 @@ impl Held {
         (i128::from(base) + batch, delta(&self.rest.buffer))
     }
 
-    fn incr(
+    /// Changes a counter. Returns its new value, or the word for why it was not changed.
+    fn change(
         &mut self,
         now: u64,
-        pairs: &[(usize, Update)],
+        (id, change): (usize, Update),
         bounds: Bounds,
         ticket: &str,
-    ) -> Vec<String> {
-        let (mut words, mut counted) = (vec![], 0);
-        for &(id, change) in pairs {
-            let Some(&id) = IDS.get(id) else {
-                words.push("BADID".into());
-                continue;
-            };
-            let (at, base) = match self.bases.get(id) {
-                Some((at, Base::Row(base))) => (*at, *base),
-                Some((_, Base::Ticket(stored))) => {
-                    let stored = stored.clone();
-                    words.push(self.miss(now, id, &stored));
-                    continue;
-                }
-                None => {
-                    words.push(self.miss(now, id, ticket));
-                    continue;
-                }
-            };
-            let (settled, waiting) = self.parts(base, id);
-            if let Some((after, pending)) = change.apply(settled, waiting, bounds) {
-                let pending = i64::try_from(pending).unwrap();
-                self.rest.buffer.insert(id.into(), pending);
-                counted += 1;
-                words.push(after.to_string());
-                continue;
+    ) -> Result<String, String> {
+        let id = *IDS.get(id).ok_or("BADID")?;
+        let (at, base) = match self.bases.get(id) {
+            Some((at, Base::Row(base))) => (*at, *base),
+            Some((_, Base::Ticket(stored))) => {
+                let stored = stored.clone();
+                return Err(self.miss(now, id, &stored));
             }
-            let value = settled + waiting;
-            let is_pending = self.rest.buffer.contains_key(id) || self.rest.batch.contains_key(id);
-            let age = now.cast_signed() - at.cast_signed();
-            words.push(if !is_small(settled) || !is_small(value) {
-                "BEYOND".into()
-            } else if !is_pending && !(0..=OLD_MS).contains(&age) {
-                self.miss(now, id, ticket)
-            } else {
-                format!("RANGE:{value}")
-            });
+            None => return Err(self.miss(now, id, ticket)),
+        };
+        let (settled, waiting) = self.parts(base, id);
+        if let Some((after, pending)) = change.apply(settled, waiting, bounds) {
+            let pending = i64::try_from(pending).unwrap();
+            self.rest.buffer.insert(id.into(), pending);
+            return Ok(after.to_string());
         }
-        if counted > 0 {
-            self.rest.note(now, counted);
-        }
-        words
+        let value = settled + waiting;
+        let is_pending = self.rest.buffer.contains_key(id) || self.rest.batch.contains_key(id);
+        let age = now.cast_signed() - at.cast_signed();
+        Err(if !is_small(settled) || !is_small(value) {
+            "BEYOND".into()
+        } else if !is_pending && !(0..=OLD_MS).contains(&age) {
+            self.miss(now, id, ticket)
+        } else {
+            format!("RANGE:{value}")
+        })
     }
 
     /// Stores the ticket, or extends the life of the stored one.
@@ -291,9 +276,14 @@ fn incr() -> impl Strategy<Value = Own> {
         ),
         PARTITIONS.len(),
     );
-    let incr = (called((0.0, 0.0)), subsequence(vec![0, 1], 1..=2), pairs);
-    incr.prop_map(|(called, partitions, pairs)| {
-        Own::Incr(called, partitions.into_iter().zip(pairs).collect())
+    let partitions = subsequence(vec![0, 1], 1..=2);
+    let incr = (called((0.0, 0.0)), partitions, pairs, requests(8));
+    incr.prop_map(|(called, partitions, pairs, requests)| {
+        Own::Incr(
+            called,
+            partitions.into_iter().zip(pairs).collect(),
+            requests,
+        )
     })
 }
 
@@ -378,7 +368,7 @@ impl Kind for Cached {
 
     fn step(&mut self, frame: &mut Frame, step: &Own) -> Checked {
         match step {
-            Own::Incr(called, groups) => self.incr(frame, called, groups),
+            Own::Incr(called, groups, requests) => self.incr(frame, called, groups, requests),
             Own::Configure(bounds, retain_ms) => self.configure(frame, *bounds, *retain_ms),
             Own::Of(at, call) => self.call(frame, *at, call),
         }
@@ -437,14 +427,28 @@ impl Cached {
             ("min", bounds.0.to_string()),
             ("max", bounds.1.to_string()),
             ("retain", retain_ms.to_string()),
+            ("remember_requests", REMEMBER_MS.to_string()),
         ];
         let first = ("meta", &mut self.partitions[0].rest);
         frame.configure_with("cached", 1, &settings, [first])
     }
 
-    fn incr(&mut self, frame: &mut Frame, called: &Called, groups: &[Group]) -> Checked {
+    fn incr(
+        &mut self,
+        frame: &mut Frame,
+        called: &Called,
+        groups: &[Group],
+        requests: &Requests,
+    ) -> Checked {
+        let pairs = groups.iter().flat_map(|(_, pairs)| pairs);
+        let memory = &frame.family.requests;
+        let requested = (1..).zip(pairs).filter_map(|(pair, (id, _))| {
+            let request = memory.sent(requests, pair, &pair_id(*id))?;
+            Some((pair, request))
+        });
+        let requested: BTreeMap<_, _> = requested.collect();
         let mut keys = FENCE.map(str::to_owned).to_vec();
-        let mut args = vec!["0".to_owned()];
+        let mut args = vec![requested.len().to_string()];
         for (partition, pairs) in groups {
             keys.extend(PARTITIONS[*partition].map(str::to_owned));
             args.push(pairs.len().to_string());
@@ -453,6 +457,11 @@ impl Cached {
                     .iter()
                     .flat_map(|&(id, change)| [pair_id(id), change.argument()]),
             );
+        }
+        if !requested.is_empty() {
+            keys.extend([HOME[2], HOME[3]].map(str::to_owned));
+            let requested = requested.iter().map(|(pair, sent)| (*pair, sent));
+            args.extend(request_args(requested, requests));
         }
         let (sent, now) = (frame.sent(called, &keys), frame.now);
         let counting = CountingCall {
@@ -467,21 +476,40 @@ impl Cached {
             counting,
             &sent,
             &mut self.partitions,
-            |partitions, _, got| {
+            |partitions, family, got| {
                 ticket = new_ticket(got, tickets);
-                let words = groups
+                let (mut words, mut pair) = (vec![], 0);
+                for (at, pairs) in groups {
+                    let mut counted = 0;
+                    for &change in pairs {
+                        pair += 1;
+                        let request = requested.get(&pair);
+                        if let Some(word) = request.and_then(|one| family.requests.word(one)) {
+                            words.push(word);
+                            continue;
+                        }
+                        let changed = partitions[*at].change(now, change, bounds, &ticket);
+                        counted += u64::from(changed.is_ok());
+                        let is_decided = changed.is_ok()
+                            || changed
+                                .as_ref()
+                                .is_err_and(|word| word.starts_with("RANGE"));
+                        let (Ok(word) | Err(word)) = changed;
+                        if let Some(request) = request
+                            && is_decided
+                        {
+                            family.requests.note(request, &word);
+                        }
+                        words.push(word);
+                    }
+                    if counted > 0 {
+                        partitions[*at].rest.note(now, counted);
+                    }
+                }
+                let amounts = words
                     .iter()
-                    .flat_map(|(at, pairs)| partitions[*at].incr(now, pairs, bounds, &ticket));
-                let words: Vec<_> = words.collect();
-                Ok((
-                    reply(
-                        "OK",
-                        words
-                            .iter()
-                            .map(|word| word.parse().map_or_else(|_| text(word), amount)),
-                    ),
-                    Some(words.join(" ")),
-                ))
+                    .map(|word| word.parse().map_or_else(|_| text(word), amount));
+                Ok((reply("OK", amounts), Some(words.join(" "))))
             },
         )?;
         self.note_ticket(frame, ticket)?;

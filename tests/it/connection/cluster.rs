@@ -1,9 +1,6 @@
 //! A Redis Cluster whose slots move and whose nodes die, under load.
 
-use std::collections::HashSet;
 use std::ops::Deref;
-
-use redis::aio::ConnectionLike;
 
 use super::{Clustered, builder, connect};
 
@@ -54,9 +51,14 @@ impl Rig {
         .await
     }
 
-    /// Returns the client of a process that takes the server for a single node at first.
-    async fn unknown(&self) -> Counterfoil {
-        self.over(unknown(connect(builder(&self.cluster)).await))
+    /// Returns the client of another process, over a connection of the application's own.
+    async fn other(&self) -> Counterfoil {
+        let connection = connect(builder(&self.cluster)).await;
+        let is = CustomConnection {
+            resends: true,
+            is_cluster: true,
+        };
+        self.over(Connection::custom(connection, is))
     }
 
     /// Disrupts the cluster under load, and returns the hits with their outcomes.
@@ -117,52 +119,30 @@ impl Rig {
     }
 }
 
-/// A process that has a family open finds an empty cluster in place of the single node, and no
-/// reconciler configures the family.
-#[tokio::test]
-async fn a_single_node_becomes_an_empty_cluster() {
-    let (redis, is_cluster) = (new_redis().await, Arc::new(AtomicBool::new(false)));
-    let (manager, refuses) = (redis.manager().await, is_cluster.clone());
-    let connection = custom(move |command| {
-        let mut manager = manager.clone();
-        let words = command.args_iter().filter_map(|word| match word {
-            redis::Arg::Simple(word) => std::str::from_utf8(word).ok(),
-            _ => None,
-        });
-        let keys = words.filter(|word| word.starts_with("cf1:"));
-        let keys = keys.filter_map(|word| word.split_once("}:"));
-        let tags: HashSet<_> = keys.map(|(tag, _)| tag.to_owned()).collect();
-        let is_refused = refuses.load(Ordering::Relaxed) && tags.len() > 1;
-        async move {
-            if is_refused {
-                return Err((
-                    redis::ErrorKind::Server(redis::ServerErrorKind::CrossSlot),
-                    "",
-                )
-                    .into());
-            }
-            manager.req_packed_command(&command).await
-        }
-    });
-    let counterfoil = Counterfoil::new(connection.sending_once(), MemoryStore::new());
-    let views = counterfoil.opened(family("views").partitions(2)).await;
-    views.count("page", 1).await;
-    redis.does("FLUSHALL").await;
-    is_cluster.store(true, Ordering::Relaxed);
-    let id = &ids_of(views.family(), 0, 1)[0];
-    views.count(id, 1).await;
+/// Nothing is counted for a home that another process does not ask.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_undeclared_cluster_is_refused() {
+    let rig = Rig::steady().await;
+    let undeclared = Connection::custom(connect(builder(&rig.cluster)).await, RESENDS);
+    let node = Primary::connect(rig.cluster.node(0).tcp_url()).await;
+    for connection in [undeclared, node.unwrap().into()] {
+        let counterfoil = rig.over(connection);
+        let views = counterfoil.open(family("views").partitions(PARTITIONS));
+        refused(views.await, ErrorKind::InvalidInput, "Redis is a cluster");
+        let one = counterfoil.open(Family::series("test", "hits").partitions(1));
+        refused(one.await, ErrorKind::InvalidInput, "is_cluster: true");
+    }
 }
 
-/// The cluster refuses a call with the wrong home as a whole.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_counts_once_whoever_makes_it_again() {
     let rig = Rig::steady().await;
-    let unknown = rig.unknown().await;
+    let other = rig.other().await;
     for wide in [false, true] {
         let views = family(&format!("wide_{wide}")).partitions(PARTITIONS);
         let views = views.wide(wide);
         let here = rig.open(views.clone()).await;
-        let there = unknown.opened(views).await;
+        let there = other.opened(views).await;
         for number in 0..20 {
             let (request, id) = (format!("job/{number}"), format!("page/{number}"));
             assert_eq!(
@@ -180,17 +160,16 @@ async fn a_request_counts_once_whoever_makes_it_again() {
     }
 }
 
-/// Backlogs are read partition by partition, also by a process that takes the server for a single
-/// node at first. Only the refusal of keys in several slots shows it that the server is a cluster.
+/// Backlogs are read partition by partition.
 #[tokio::test(flavor = "multi_thread")]
 async fn backlogs_are_read_on_all_nodes() {
     let rig = Rig::steady().await;
-    let unknown = rig.unknown().await;
+    let other = rig.other().await;
     let views = family("views").partitions(PARTITIONS);
-    let views = unknown.opened(views).await;
+    let views = other.opened(views).await;
     let votes = Family::cached("test", "votes").partitions(PARTITIONS);
     let votes = votes.at_once();
-    let _votes = unknown.opened(votes.clone()).await;
+    let _votes = other.opened(votes.clone()).await;
     let votes = rig.open(votes).await;
     let ids = pages(30);
     for n in 1..=2 {
@@ -223,9 +202,8 @@ async fn backlogs_are_read_on_all_nodes() {
         let expected = [("views", 60), ("votes", 30)]
             .map(|(name, counted)| (name.to_owned(), left, has_oldest, counted));
         assert_eq!(numbers(&rig.counterfoil).await, expected);
-        // unknown
-        assert_eq!(numbers(&unknown).await, expected);
-        unknown.drained().await;
+        assert_eq!(numbers(&other).await, expected);
+        other.drained().await;
     }
     assert_eq!(rig.stored("%").await, 90);
 }
@@ -348,11 +326,11 @@ async fn a_dead_node_holds_up_no_hits_on_others() {
     let rig = Rig::start(options, Durability::Immediate).await;
     let other = rig.over(connect(builder(&rig.cluster)).await);
     let views = other.opened(family("views").partitions(PARTITIONS)).await;
-    let (mut alive, dead) = (vec![], 0);
+    let (mut alive, mut lost, dead) = (vec![], vec![], 0);
     for (partition, slot) in (0..).zip(rig.slots("views").await) {
-        if rig.cluster.primary_of_slot(slot).await != dead {
-            alive.push(ids_of(views.family(), partition, 1).remove(0));
-        }
+        let is_lost = rig.cluster.primary_of_slot(slot).await == dead;
+        let ids = if is_lost { &mut lost } else { &mut alive };
+        ids.push(ids_of(views.family(), partition, 1).remove(0));
     }
     rig.drain().await;
     let reconciler = rig.counterfoil.reconcile().await;
@@ -367,6 +345,17 @@ async fn a_dead_node_holds_up_no_hits_on_others() {
         }
         let arrive = async || rig.stored("%").await == round * number;
         eventually("the hits on other nodes", arrive).await;
+    }
+    // once a read has waited for its limit, others of the dead node do not, whatever theirs is
+    let patient = views.clone().read_timeout(LONG);
+    eventually("its outage is known", async || {
+        views.get(&lost[0]).await.unwrap_err();
+        let read = timeout(secs(1), patient.get(&lost[0])).await;
+        read.is_ok_and(|read| read.is_err())
+    })
+    .await;
+    for id in &alive {
+        assert_eq!(views.get(id).await.unwrap(), 2);
     }
     reconciler.stop().await;
 

@@ -12,14 +12,13 @@ const HITS: i64 = 50;
 
 /// A connection of its own for each call, since processes cannot share one.
 fn one_per_call(url: String) -> Connection {
-    let connection = custom(move |command| {
+    custom_once(move |command| {
         let client = redis::Client::open(url.as_str());
         async move {
             let mut connection = client?.get_multiplexed_async_connection().await?;
             connection.req_packed_command(&command).await
         }
-    });
-    connection.sending_once()
+    })
 }
 
 async fn hits(views: &BufferedCounters) {
@@ -88,7 +87,7 @@ async fn a_machine_that_is_resumed_twice_loses_no_hit() {
 #[tokio::test]
 async fn an_overtaken_call_over_a_connection_that_resends_has_an_unknown_outcome() {
     let plain = Plain::new().await;
-    let connection = Connection::custom(plain.redis.manager().await);
+    let connection = Connection::custom(plain.redis.manager().await, RESENDS);
     let views = plain.over(connection).opened(family("views")).await;
     views.count("page", 1).await;
     call_elsewhere(&plain.redis, 1 << 40).await;

@@ -178,7 +178,11 @@ async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> Cluster {
     ] {
         redis.does(&command).await;
     }
-    is_cluster(redis).await;
+    eventually("it takes calls as a cluster", async || {
+        let info: String = redis.run("CLUSTER INFO").await.unwrap();
+        info.contains("cluster_state:ok")
+    })
+    .await;
     // the default client, with shorter pauses between its retries
     super::connect(
         ClusterClient::builder([format!("redis://127.0.0.1:{port}")])

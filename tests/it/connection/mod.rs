@@ -36,7 +36,7 @@ impl Clustered {
         let (cluster, pool) = tokio::join!(RedisCluster::start(options), database());
         let redis = connect(builder(&cluster)).await;
         Clustered {
-            counterfoil: Counterfoil::new(redis, MysqlStore::new(pool.clone())),
+            counterfoil: Counterfoil::new(redis, MysqlStore::new(&pool).unwrap()),
             cluster,
             pool,
         }
@@ -44,7 +44,7 @@ impl Clustered {
 
     /// Returns a client of another process, with this database and another connection.
     fn over(&self, redis: impl Into<Connection>) -> Counterfoil {
-        Counterfoil::new(redis, MysqlStore::new(self.pool.clone()))
+        Counterfoil::new(redis, MysqlStore::new(&self.pool).unwrap())
     }
 
     async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {

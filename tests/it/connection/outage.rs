@@ -52,6 +52,18 @@ impl Page {
             refused(result, ErrorKind::Redis, "has not replied for");
         }
     }
+
+    /// Reads the database, which replies meanwhile.
+    async fn shows_what_is_stored(&self) {
+        let hour = secs(3600);
+        self.views.stored(["page"]).await.unwrap();
+        for shown in [
+            self.views.get_or_stored(["page"], hour).await,
+            self.votes.get_or_stored(["page"], hour).await,
+        ] {
+            assert!(!shown.unwrap().exact);
+        }
+    }
 }
 
 /// Ends the replies, shows that one call waits and no other, and that calls count soon after Redis
@@ -70,6 +82,9 @@ async fn costs_one_call(page: &Page, end: impl AsyncFnOnce(), begin: impl AsyncF
     }
     let waited = started.elapsed();
     assert!(waited < millis(1000), "200 calls took {waited:?}");
+    timeout(secs(20), page.shows_what_is_stored())
+        .await
+        .unwrap();
     // its sums wait
     page.views.record("recorded", 1).unwrap();
     begin().await;

@@ -37,7 +37,7 @@ async fn a_pool_counts_and_flushes_with_few_connections() {
     let in_flight = InFlight::default();
     let calls = in_flight.clone();
     let counterfoil = Counterfoil::new(
-        custom(move |cmd| {
+        custom_once(move |cmd| {
             let (pool, calls) = (pool.clone(), calls.clone());
             async move {
                 calls.enter();
@@ -46,8 +46,7 @@ async fn a_pool_counts_and_flushes_with_few_connections() {
                 calls.leave();
                 reply
             }
-        })
-        .sending_once(),
+        }),
         MemoryStore::new(),
     );
     let views = counterfoil.opened(family("views")).await;

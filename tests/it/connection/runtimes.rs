@@ -14,7 +14,11 @@ const ROUNDS: i64 = 60;
 /// Starts a Redis, and creates a database with all tables, of which it returns the URL.
 async fn servers() -> (RedisServer, String) {
     let (database, pool) = mysql().await.database("test").await;
-    MysqlStore::new(pool).create_tables().await.unwrap();
+    MysqlStore::new(&pool)
+        .unwrap()
+        .create_tables()
+        .await
+        .unwrap();
     (new_redis().await, mysql().await.url(&database))
 }
 

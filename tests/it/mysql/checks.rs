@@ -1,6 +1,6 @@
 //! The check of a database: its findings name what is wrong.
 
-use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+use sqlx::mysql::MySqlConnectOptions;
 
 use super::database::*;
 use crate::support::*;
@@ -44,15 +44,7 @@ async fn what_is_wrong_with_the_database_is_found() {
             "INSERT, UPDATE ON counterfoil_values",
         ])
         .await;
-    let odd =
-        "SET SESSION autocommit = 0; SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED";
-    let store = MysqlStore::new(db.connect(&user, odd).await);
-    let found = store.check(&families[..2]).await;
-    // ends its transaction
-    drop(store);
-    assert_found(&found, Severity::Warning, &["pool", "single"]);
-    assert_found(&found, Severity::Error, &["autocommit"]);
-    assert_found(&found, Severity::Error, &["isolation"]);
+    let found = db.store_of(&user).check(&families[..2]).await;
     for (table, privilege, is_missing) in [
         ("counterfoil_families", "SELECT", false),
         ("counterfoil_families", "INSERT", false),
@@ -81,13 +73,17 @@ async fn what_is_wrong_with_the_database_is_found() {
     // a server of its own: other tests refuse one that accepts no writes
     let server = MysqlServer::start().await;
     let (_, pool) = server.database("read_only").await;
-    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
+    MysqlStore::new(&pool)
+        .unwrap()
+        .create_tables()
+        .await
+        .unwrap();
     let set = "CREATE USER plain@localhost; GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO plain@localhost; \
          SET GLOBAL read_only = 1";
     run_sql(&pool, set).await;
     // root may write nevertheless
     let plain = (*pool.connect_options()).clone().username("plain");
-    let store = MysqlStore::new(MySqlPool::connect_with(plain).await.unwrap());
+    let store = MysqlStore::new(plain).unwrap();
     let found = store.check(&[]).await;
     assert_found(&found, Severity::Error, &["read_only", "no writes"]);
     let of_tables = found
@@ -99,11 +95,7 @@ async fn what_is_wrong_with_the_database_is_found() {
 #[tokio::test]
 async fn an_unreachable_database_is_a_finding_and_an_error() {
     let options = MySqlConnectOptions::new().socket("/nowhere/mysql.sock");
-    let store = MysqlStore::new(
-        MySqlPoolOptions::new()
-            .acquire_timeout(millis(200))
-            .connect_lazy_with(options),
-    );
+    let store = MysqlStore::new(options.database("none")).unwrap();
     let found = store.check(&[]).await;
     assert!(
         matches!(&found[..], [one] if one.severity == Severity::Error && one.subject == "mysql"),
@@ -143,53 +135,34 @@ async fn families_that_share_a_column_are_found() {
     );
 }
 
+/// The user of a store is replaced by another one, as a rotated password is.
 #[tokio::test]
-async fn sessions_in_which_batches_may_not_arrive_are_found() {
+async fn rotated_credentials_are_used_by_new_connections() {
     let db = Db::new().await;
-    let off = db.session("SET SESSION autocommit = 0").await;
-    let found = off.store.check(&[]).await;
-    assert_found(&found, Severity::Error, &["mysql autocommit"]);
-    let limited = db.session("SET SESSION sql_select_limit = 1000").await;
-    let found = limited.store.check(&[]).await;
-    assert_found(&found, Severity::Error, &["mysql sql_select_limit", "1000"]);
-    if db.mariadb {
-        for (mode, begin) in [
-            ("ORACLE", "SET SESSION sql_mode = 'ORACLE'"),
-            (
-                "EMPTY_STRING_IS_NULL",
-                "SET SESSION sql_mode = 'EMPTY_STRING_IS_NULL'",
-            ),
-        ] {
-            let found = db.session(begin).await.store.check(&[]).await;
-            assert_found(&found, Severity::Warning, &["mysql sql_mode", mode]);
-        }
+    let user = db.user(&["ALL ON *"]).await;
+    let store = db.store_of(&user);
+    let views = store.register(&views().build().unwrap()).await.unwrap();
+    let read = async || store.clone().rows(&views, &["a"]).await;
+    assert_eq!(read().await.unwrap(), [None]);
+    db.run(&format!("ALTER USER '{user}'@'localhost' ACCOUNT LOCK"))
+        .await;
+    let options = |database: &str| {
+        let options = (*db.pool.connect_options()).clone();
+        options.database(database)
+    };
+    refused(
+        store.set_connect_options(options("mysql")),
+        InvalidInput,
+        "one database",
+    );
+    // the open connection stays
+    assert_eq!(read().await.unwrap(), [None]);
+    while let Some(idle) = store.pool().try_acquire() {
+        idle.close().await.unwrap();
     }
-}
-
-#[tokio::test]
-async fn safe_updates_are_no_fault_of_a_table() {
-    let db = Db::new().await;
-    let safe = db.session("SET SESSION sql_safe_updates = 1").await;
-    has_no_errors(&safe.store.check(&[]).await);
-}
-
-/// The probe of a table waits for a lock for a second only, and restores the session.
-#[tokio::test]
-async fn a_check_that_is_dropped_leaves_no_setting_behind() {
-    let db = Db::new().await;
-    let one = db.session("DO 0").await;
-    let mut other = db.pool.acquire().await.unwrap();
-    let lock = "LOCK TABLES counterfoil_families WRITE";
-    sqlx::raw_sql(lock).execute(&mut *other).await.unwrap();
-    let check = timeout(millis(300), one.store.check(&[])).await;
-    assert!(check.is_err(), "{check:?}");
-    sqlx::raw_sql("UNLOCK TABLES")
-        .execute(&mut *other)
-        .await
-        .unwrap();
-    let waits = "SELECT @@innodb_lock_wait_timeout = @@GLOBAL.innodb_lock_wait_timeout \
-                 AND @@lock_wait_timeout = @@GLOBAL.lock_wait_timeout";
-    assert_eq!(one.number(waits).await, 1);
+    refused(read().await, ErrorKind::Store, "lock");
+    store.set_connect_options(options(&db.name)).unwrap();
+    assert_eq!(read().await.unwrap(), [None]);
 }
 
 #[tokio::test]

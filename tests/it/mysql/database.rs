@@ -2,7 +2,6 @@
 
 use counterfoil::admin::Reject;
 use counterfoil::recount::{Recounted, Source};
-use sqlx::mysql::MySqlPoolOptions;
 
 use crate::support::*;
 
@@ -27,34 +26,36 @@ impl Db {
     }
 
     pub async fn empty() -> Self {
-        let (name, pool) = mysql().await.database("store").await;
-        Db::over(name, pool).await
+        Db::on(mysql().await).await
     }
 
-    async fn over(name: String, pool: MySqlPool) -> Self {
+    /// Creates a database without tables on the server.
+    pub async fn on(server: &MysqlServer) -> Self {
+        let (name, pool) = server.database("store").await;
         let version = sqlx::query_scalar::<_, String>("SELECT VERSION()").fetch_one(&pool);
         Db {
             name,
             mariadb: version.await.unwrap().contains("MariaDB"),
-            store: MysqlStore::new(pool.clone()),
+            store: MysqlStore::new(&pool).unwrap(),
             pool,
         }
     }
 
-    /// Connects to the database over one connection, which begins with this statement.
-    pub async fn session(&self, begin: &'static str) -> Self {
-        Db::over(self.name.clone(), self.connect("root", begin).await).await
+    /// Returns the database over a store with one connection, and its pool.
+    pub fn alone(&self) -> Self {
+        let store = MysqlStore::new(&self.pool).unwrap().max_connections(1);
+        Db {
+            name: self.name.clone(),
+            pool: store.pool().clone(),
+            store,
+            mariadb: self.mariadb,
+        }
     }
 
-    /// Connects as the user over one connection, which begins with this statement.
-    pub async fn connect(&self, user: &str, begin: &'static str) -> MySqlPool {
-        let pool = MySqlPoolOptions::new().max_connections(1);
-        let pool = pool.after_connect(move |connection, _| {
-            Box::pin(async move { sqlx::raw_sql(begin).execute(connection).await.map(drop) })
-        });
-        pool.connect_with((*self.pool.connect_options()).clone().username(user))
-            .await
-            .unwrap()
+    /// Returns a store of the user's, with connections of its own.
+    pub fn store_of(&self, user: &str) -> MysqlStore {
+        let options = (*self.pool.connect_options()).clone();
+        MysqlStore::new(options.username(user)).unwrap()
     }
 
     /// Creates a user with these privileges on the database's tables, and returns its name.

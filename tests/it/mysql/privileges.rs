@@ -2,7 +2,6 @@
 //! lists them.
 
 use counterfoil::admin::grants;
-use sqlx::mysql::MySqlPoolOptions;
 
 use super::database::*;
 use crate::support::*;
@@ -48,15 +47,7 @@ async fn granted(families: &[Family], role: Role) -> (Db, Vec<String>) {
 
 /// Returns the user's store with new connections.
 fn store(db: &Db) -> MysqlStore {
-    MysqlStore::new(
-        MySqlPoolOptions::new()
-            .max_connections(2)
-            .connect_lazy_with(
-                (*db.pool.connect_options())
-                    .clone()
-                    .username(&format!("u{}", db.name)),
-            ),
-    )
+    db.store_of(&format!("u{}", db.name))
 }
 
 /// A granted privilege on a table.

@@ -103,7 +103,7 @@ async fn the_character_set_of_the_database_changes_nothing() {
         let alter = format!("ALTER DATABASE {} CHARACTER SET {charset}", db.name);
         db.run(&alter).await;
         // a session takes it over when it begins
-        let db = db.session("DO 0").await;
+        let db = db.alone();
         db.store.create_tables().await.unwrap();
         let numbers = db.numbers("numbers", "INT").await;
         // two parts
@@ -134,78 +134,93 @@ async fn the_character_set_of_the_database_changes_nothing() {
     }
 }
 
+/// Statements of a server's operator, which its new sessions take over.
+const OPERATORS: &str = "SET GLOBAL autocommit = 0, GLOBAL completion_type = 'CHAIN', GLOBAL sql_safe_updates = 1, \
+     GLOBAL sql_select_limit = 1, GLOBAL init_connect = 'SET NAMES latin1'; \
+     SET GLOBAL TRANSACTION ISOLATION LEVEL SERIALIZABLE, READ ONLY";
+
 #[tokio::test]
-async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
-    let db = Db::new().await;
-    db.run("CREATE TABLE small (id INT AUTO_INCREMENT PRIMARY KEY, n TINYINT NOT NULL)")
-        .await;
-    let odd = db
-        .session(
-            "SET SESSION sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PAD_CHAR_TO_FULL_LENGTH,IGNORE_SPACE', \
-             SESSION sql_safe_updates = 1; SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE; SET NAMES latin1",
-        )
-        .await;
-    let modes = async || {
-        let modes = sqlx::query_scalar("SELECT CONCAT(@@sql_mode, @@sql_safe_updates)");
-        let modes: String = modes.fetch_one(&odd.pool).await.unwrap();
-        modes
-    };
-    let before = modes().await;
-    // 0 is 0, and 200 is not clipped
-    for (name, table, deltas, expected, value) in [
-        (
-            "small",
-            Table::upsert("small"),
-            [1, 200, 127],
-            applied(1, 0, 2, 1),
-            1,
-        ),
-        (
-            "update",
-            Table::update("small"),
-            [1, 1, 1],
-            applied(1, 0, 1, 2),
-            2,
-        ),
-    ] {
-        let family = odd.table(name, by_id(table, Unsigned)).await;
-        let ids = ["0", "1", "2"];
-        assert_eq!(
-            odd.add(&family, 0, 1, ids.into_iter().zip(deltas)).await,
-            expected,
-            "{name}"
-        );
-        odd.has(&family, &ids, [Some(value), None, Some(127)]).await;
+async fn the_settings_of_the_server_change_nothing() {
+    let server = MysqlServer::start().await;
+    let db = Db::on(&server).await;
+    let mut modes = vec!["ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PAD_CHAR_TO_FULL_LENGTH,IGNORE_SPACE"];
+    if db.mariadb {
+        modes.extend(["ORACLE", "EMPTY_STRING_IS_NULL"]);
     }
-    let (views, id) = (odd.views().await, "😀'\"\\");
-    odd.add(&views, 0, 1, [(id, 1)]).await;
-    assert_eq!(odd.list(&views, "😀", None, 9).await, [(id.to_owned(), 1)]);
-    assert_eq!(modes().await, before);
-    // the same bytes for a connection in utf8mb4
-    for db in [&odd, &db] {
+    for mode in modes {
+        let db = Db::on(&server).await;
+        db.store.create_tables().await.unwrap();
+        let user = db.user(&["ALL ON *"]).await;
+        db.run("CREATE TABLE small (id INT AUTO_INCREMENT PRIMARY KEY, n TINYINT NOT NULL)")
+            .await;
+        let mut normal = db.pool.acquire().await.unwrap();
+        let odd = format!("SET GLOBAL sql_mode = '{mode}'; {OPERATORS}");
+        let odd = sqlx::raw_sql(AssertSqlSafe(odd));
+        odd.execute(&mut *normal).await.unwrap();
+        let odd = Db {
+            store: db.store_of(&user),
+            ..db.alone()
+        };
+        // 0 is 0, and 200 is not clipped
+        for (name, table, deltas, expected, value) in [
+            (
+                "small",
+                Table::upsert("small"),
+                [1, 200, 127],
+                applied(1, 0, 2, 1),
+                1,
+            ),
+            (
+                "update",
+                Table::update("small"),
+                [1, 1, 1],
+                applied(1, 0, 1, 2),
+                2,
+            ),
+        ] {
+            let family = odd.table(name, by_id(table, Unsigned)).await;
+            let ids = ["0", "1", "2"];
+            let deltas = ids.into_iter().zip(deltas);
+            assert_eq!(odd.add(&family, 0, 1, deltas).await, expected, "{name}");
+            odd.has(&family, &ids, [Some(value), None, Some(127)]).await;
+        }
+        let (views, id) = (odd.views().await, "😀'\"\\");
+        odd.add(&views, 0, 1, [(id, 1), ("a", 2)]).await;
+        let listed = [("a".to_owned(), 2), (id.to_owned(), 1)];
+        assert_eq!(odd.list(&views, "", None, 9).await, listed);
+        // counted for a session with the usual settings too
+        let reset = "SET GLOBAL sql_mode = DEFAULT, GLOBAL autocommit = 1, GLOBAL completion_type = 'NO_CHAIN', \
+             GLOBAL sql_safe_updates = 0, GLOBAL sql_select_limit = DEFAULT, GLOBAL init_connect = ''; \
+             SET GLOBAL TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE";
+        sqlx::raw_sql(reset).execute(&mut *normal).await.unwrap();
         db.has(&views, &[id], [Some(1)]).await;
+        has_no_errors(&odd.store.check(&[]).await);
     }
 }
 
+/// Only within a transaction does the server end the session of a silent client after 10 s.
 #[tokio::test]
-async fn a_session_with_transactions_of_any_kind_counts() {
-    for begin in [
-        "SET SESSION completion_type = 'CHAIN'",
-        "SET SESSION completion_type = 'RELEASE'",
-        "SET SESSION TRANSACTION READ ONLY",
-    ] {
-        let db = Db::new().await;
-        let odd = db.session(begin).await;
-        let views = odd.views().await;
-        for seq in 1..=2 {
-            odd.adds(&views, seq, [("a", 1)], (1, 0)).await;
-        }
-        odd.has(&views, &["a"], [Some(2)]).await;
-        // a transaction that is still open would show this session its old rows
-        let other = db.views().await;
-        db.adds(&other, 3, [("a", 1)], (1, 0)).await;
-        odd.has(&views, &["a"], [Some(3)]).await;
-    }
+async fn a_connection_may_be_idle_for_longer_than_a_transaction() {
+    let db = Db::new().await;
+    db.run("CREATE TABLE t (id INT PRIMARY KEY, n INT NOT NULL)")
+        .await;
+    db.run("CREATE TRIGGER shown BEFORE INSERT ON t FOR EACH ROW SET NEW.n = @@wait_timeout")
+        .await;
+    let alone = db.alone();
+    let family = alone.table("t", by_id(Table::upsert("t"), Signed)).await;
+    let is_usual = "SELECT @@wait_timeout = @@GLOBAL.wait_timeout";
+    alone.adds(&family, 1, [("1", 1)], (1, 0)).await;
+    assert_eq!(alone.number(is_usual).await, 1);
+    alone.has(&family, &["1"], [Some(10)]).await;
+    // rolled back
+    let unknown = Registered {
+        number: u64::MAX,
+        ..(*family).clone()
+    };
+    let batch = batch(&Arc::new(unknown), 0, 1, [("1", 1)]);
+    let refused_one = alone.store.apply(&[batch], None).await;
+    refused(refused_one, Mismatch, "not registered");
+    assert_eq!(alone.number(is_usual).await, 1);
 }
 
 #[tokio::test]

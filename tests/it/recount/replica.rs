@@ -2,7 +2,6 @@
 
 use counterfoil::recount::Source;
 use counterfoil::test_hooks::{CutBatch, Partition};
-use sqlx::mysql::MySqlPoolOptions;
 
 use super::{WITHIN, saves};
 use crate::support::*;
@@ -24,31 +23,12 @@ async fn a_counted_row_that_a_replica_lacks_is_not_taken_away() {
         saves.count("1", value).await;
         pair.drain().await;
         let recount = pair.recount(&saves).rows_are_deleted(deleted);
-        let recount = recount.replica(pair.pool.clone()).within(millis(800));
+        let recount = recount.replica(pair.mysql().clone()).within(millis(800));
         let done = recount.source(lagging(millis(700))).run_once().await;
         let done = done.unwrap();
         assert_eq!(saves.value("1").await, 2, "{value}, {deleted}: {done:?}");
         assert_eq!((done.lowered, done.drifted), (lowered, lowered), "{done:?}");
     }
-}
-
-/// The server, or a proxy, ends a reply after one row. An id that a reply lacks has no rows.
-#[tokio::test]
-async fn a_replica_whose_sessions_limit_replies_lowers_nothing() {
-    let (pair, counters) = Pair::of(family("saves")).await;
-    pair.saves(&[1, 2, 3]).await;
-    for user in ["1", "2", "3"] {
-        counters.count(user, 1).await;
-    }
-    pair.drain().await;
-    let limited = MySqlPoolOptions::new().after_connect(|session, _| {
-        let limit = sqlx::query("SET SESSION sql_select_limit = 1").execute(session);
-        Box::pin(async { limit.await.map(drop) })
-    });
-    let limited = limited.connect_with((*pair.pool.connect_options()).clone());
-    let recount = pair.recount(&counters).replica(limited.await.unwrap());
-    let done = recount.run_once().await.unwrap();
-    assert_eq!((done.checked, done.drifted), (3, 0), "{done:?}");
 }
 
 /// A batch of two cached counters is complete in MySQL, one of them is saved, and the replica lacks
@@ -58,7 +38,9 @@ async fn a_batch_that_is_partly_saved_is_not_counted_again() {
     let (pair, behind) = (Pair::new().await, Pair::new().await);
     pair.saves(&[1, 2]).await;
     behind.open(votes().partitions(1)).await;
-    let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
+    let store = MysqlStore::new(&pair.pool)
+        .unwrap()
+        .with_replica(behind.mysql().clone());
     let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
     let votes = counterfoil.opened(votes().partitions(1)).await;
     votes.count("1", 1).await;
@@ -108,7 +90,9 @@ async fn a_correction_that_a_replica_lacks_is_not_made_again() {
         let copy = format!("REPLACE INTO {table} SELECT * FROM `{name}`.{table}");
         behind.sql(&copy).await;
     }
-    let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
+    let store = MysqlStore::new(&pair.pool)
+        .unwrap()
+        .with_replica(behind.mysql().clone());
     let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
     let saves = counterfoil.opened(users()).await;
     for raised in [1, 0] {

@@ -9,24 +9,28 @@ use crate::support::*;
 #[derive(Clone)]
 struct Custom<F>(F);
 
-/// Returns a connection whose commands the function executes.
+/// A connection that may resend.
+pub const RESENDS: CustomConnection = CustomConnection {
+    resends: true,
+    is_cluster: false,
+};
+
+/// Returns a connection whose commands the function executes. It may resend.
 pub fn custom<F, Reply>(execute: F) -> Connection
 where
     F: Fn(Cmd) -> Reply + Clone + Send + Sync + 'static,
     Reply: Future<Output = RedisResult<Value>> + Send + 'static,
 {
-    Connection::custom(Custom(execute))
+    Connection::custom(Custom(execute), RESENDS)
 }
 
-/// Returns a connection that only passes commands on.
-pub fn unknown<C>(connection: C) -> Connection
+/// Returns a connection whose commands the function executes once.
+pub fn custom_once<F, Reply>(execute: F) -> Connection
 where
-    C: ConnectionLike + Clone + Send + Sync + 'static,
+    F: Fn(Cmd) -> Reply + Clone + Send + Sync + 'static,
+    Reply: Future<Output = RedisResult<Value>> + Send + 'static,
 {
-    custom(move |cmd| {
-        let mut connection = connection.clone();
-        async move { connection.req_packed_command(&cmd).await }
-    })
+    Connection::custom(Custom(execute), CustomConnection::default())
 }
 
 /// Returns a connection on which each command first waits for the function, which may fail it.

@@ -35,10 +35,10 @@ pub use counterfoil::test_hooks::{
     take_out,
 };
 pub use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Cluster, Connection, Counterfoil, Day, Durability,
-    Error, ErrorKind, Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore, MysqlStore,
-    Outcome, Precision, Primary, PrimaryTimeouts, Reconciler, Result, Series, Slice, Store, Table,
-    Visitors,
+    Activity, BufferedCounters, CachedCounters, Cluster, Connection, Counterfoil, CustomConnection,
+    Day, Durability, Error, ErrorKind, Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore,
+    MysqlStore, Outcome, Precision, Primary, PrimaryTimeouts, Reconciler, Result, Series, Slice,
+    Store, Table, Visitors,
 };
 pub use futures_util::future::{join_all, try_join_all};
 pub use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
@@ -65,7 +65,7 @@ pub use tokio::task::{JoinHandle, JoinSet};
 pub use tokio::time::timeout;
 
 pub use between::{Between, Gate, Wrapped};
-pub use custom::{custom, cut_off, interposed, lossy, mentions, unknown};
+pub use custom::{RESENDS, custom, custom_once, cut_off, interposed, lossy, mentions};
 pub use hits::{Hit, HitOutcome, Hits, Reckoning};
 pub use kinds::{KINDS, OfKind};
 pub use load::Load;
@@ -155,7 +155,7 @@ impl Pair {
 
     pub async fn on(options: RedisOptions, mysql: &MysqlServer) -> Self {
         let pool = database_on(mysql).await;
-        let plain = Plain::on(options, MysqlStore::new(pool.clone())).await;
+        let plain = Plain::on(options, MysqlStore::new(&pool).unwrap()).await;
         Pair { pool, plain }
     }
 
@@ -476,7 +476,11 @@ pub async fn database() -> MySqlPool {
 
 async fn database_on(mysql: &MysqlServer) -> MySqlPool {
     let (_, pool) = mysql.database("test").await;
-    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
+    MysqlStore::new(&pool)
+        .unwrap()
+        .create_tables()
+        .await
+        .unwrap();
     pool
 }
 
@@ -578,15 +582,6 @@ pub async fn manager_within(limit: Duration, client: redis::Client) -> Connectio
 /// Gives calls time on a busy machine.
 pub fn patient(counterfoil: Counterfoil) -> Counterfoil {
     counterfoil.write_timeout(secs(5)).read_timeout(secs(5))
-}
-
-/// Waits until the server takes calls as a cluster.
-pub async fn is_cluster(redis: &RedisServer) {
-    eventually("a cluster", async || {
-        let info: String = redis.run("CLUSTER INFO").await.unwrap();
-        info.contains("cluster_state:ok")
-    })
-    .await;
 }
 
 /// Retries the rejects of this family. Returns how many were applied, refused and left.

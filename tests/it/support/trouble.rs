@@ -8,7 +8,7 @@ use crate::support::*;
 /// Starts a reconciler in its own runtime, whose shutdown drops the tasks at any point.
 pub fn doomed<F>(
     redis: redis::Client,
-    pool: Arc<MySqlConnectOptions>,
+    mysql: Arc<MySqlConnectOptions>,
     open: fn(Counterfoil) -> F,
 ) -> Runtime
 where
@@ -16,7 +16,7 @@ where
 {
     let doomed = threads(1);
     doomed.spawn(async move {
-        let store = MysqlStore::new(sqlx::MySqlPool::connect_lazy_with((*pool).clone()));
+        let store = MysqlStore::new((*mysql).clone()).unwrap();
         // cut off before it could begin
         let Ok(redis) = redis.get_connection_manager().await else {
             return;

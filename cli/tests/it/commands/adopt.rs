@@ -48,6 +48,9 @@ async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
     );
 
     make_anew(&site).await;
+    let registered = "SELECT COUNT(*) FROM counterfoil_families";
+    site.json(0, &["adopt", "shop", "--dry-run"]).await;
+    assert_eq!(site.number(registered).await, 0);
     let refused = site.run(&["add", "shop/views", "a", "1"]).await;
     assert!(refused.err.contains("go to the database"), "{refused:?}");
 

@@ -26,6 +26,10 @@ final class Connector {
         ?string $tlsCa = null,
         bool $tlsVerify = true,
     ) {
+        $isInstalled = ['phpredis' => extension_loaded('redis'), 'predis' => class_exists(Client::class)];
+        if (!($isInstalled[$library] ?? false)) {
+            throw new Misconfigured('library', "$library is not installed: expected the extension redis (phpredis), or the package predis/predis");
+        }
         $this->isCluster = is_array($url);
         $this->nodes = array_map(self::parse(...), (array) $url)
             ?: throw new Misconfigured('url', 'expected at least one node');

@@ -2,7 +2,7 @@
 
 namespace Counterfoil\Internal;
 
-use Counterfoil\{Misconfigured, NotCounted};
+use Counterfoil\{CounterfoilException, Misconfigured, NotCounted};
 
 /** Asks daemons for exact values (docs/http-api.md), over connections that the process keeps. */
 final class Daemons implements Values {
@@ -22,7 +22,7 @@ final class Daemons implements Values {
     public function __construct(string|array|null $urls, ?string $token) {
         $this->urls = array_map(fn(string $url): string => rtrim($url, '/'), array_values((array) $urls));
         $this->token = $token === null ? '' : "Authorization: Bearer $token\r\n";
-        $this->outage = new Outage('The daemon', implode(' ', $this->urls));
+        $this->outage = new Outage(implode(' ', $this->urls), 'The daemon');
         $this->process = getmypid();
         foreach ($this->urls as $url) {
             if (preg_match('#^https?://[^/\s]+#', $url) !== 1 || parse_url($url) === false) {
@@ -39,13 +39,13 @@ final class Daemons implements Values {
         $values = [];
         foreach (array_chunk($ids, self::IDS) as $some) {
             $body = json_encode(['family' => $family, 'ids' => $some], JSON_UNESCAPED_SLASHES | JSON_UNESCAPED_UNICODE);
-            array_push($values, ...$this->ask($session, $body, count($some)));
+            array_push($values, ...$this->ask($session, $family, $body, count($some)));
         }
         return $values;
     }
 
     /** Asks one daemon after the other, and begins again while none of them is available. */
-    private function ask(Session $session, string $body, int $count): array {
+    private function ask(Session $session, string $family, string $body, int $count): array {
         $refusal = $this->outage->refusal($this->findLive(...));
         if ($refusal !== null) throw $refusal;
         [$deadline, $wasAnswered] = [$session->deadline(), false];
@@ -65,7 +65,7 @@ final class Daemons implements Values {
                     return $values;
                 }
                 $problem = "$url: " . (is_array($reply) && is_string($reply['error'] ?? null) ? $reply['error'] : $text);
-                if ($status >= 300 && $status < 500 && $status !== 429) throw new Misconfigured("daemon $status", $problem);
+                if ($status >= 300 && $status < 500 && $status !== 429) throw self::refused($family, $status, $problem);
                 // all that were refused together would be refused again
                 $pause = max($pause, random_int(500_000, 1_000_000) * $retryAfter);
             }
@@ -73,6 +73,12 @@ final class Daemons implements Values {
         $error = new NotCounted($status === 0 ? 'UNREACHABLE' : "daemon $status", $problem, isTemporary: true);
         if (!$wasAnswered) $this->outage->begin($error);
         throw $error;
+    }
+
+    /** Returns the error of a reply that others would repeat. One that does not name the family is not about it. */
+    private static function refused(string $family, int $status, string $problem): CounterfoilException {
+        $isUnconfigured = $status === 404 && str_contains($problem, $family);
+        return $isUnconfigured ? Family::unconfigured($family, "; $problem") : new Misconfigured("daemon $status", $problem);
     }
 
     /** Returns if a daemon replies, and asks it first from then on. */

@@ -7,6 +7,10 @@ use Throwable;
 
 /** A client object of a Redis library. Its constructor refuses options that change what is sent or received. */
 abstract class Driver {
+    /** The reasons of errors after which the same call may succeed. */
+    private const PASSING = ['no reply', 'UNREACHABLE', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'NOREPLICAS', 'TRYAGAIN',
+        'READONLY'];
+
     /**
      * @param string $address what tells this server and database number from others
      * @param bool $resends if the library sends a call again after a lost reply, unless it is told not to
@@ -42,7 +46,7 @@ abstract class Driver {
 
     /** Returns the error of a call without a reply: it may have been executed, or may still be. */
     public static function lost(string $message, ?Throwable $previous = null): OutcomeUnknown {
-        return new OutcomeUnknown('no reply', $message, isTemporary: true, previous: $previous);
+        return new OutcomeUnknown('no reply', $message, previous: $previous);
     }
 
     /** Returns the error of a call to which Redis replied with an error. */
@@ -54,14 +58,19 @@ abstract class Driver {
         return self::coded($code[1] ?? 'ERR', $error, $previous);
     }
 
+    /** Returns if the same call may succeed. */
+    public static function isPassing(CounterfoilException $error): bool {
+        return in_array($error->reason, self::PASSING, true);
+    }
+
     private static function coded(string $code, string $message, ?Throwable $previous): CounterfoilException {
-        [$class, $isTemporary] = match ($code) {
-            'UNREACHABLE', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'NOREPLICAS', 'TRYAGAIN', 'READONLY',
-            'OOM', 'MISCONF' => [NotCounted::class, true],
-            'WRONGTYPE', 'BADSTATE' => [NotCounted::class, false],
+        $isTemporary = in_array($code, [...self::PASSING, 'OOM', 'MISCONF'], true);
+        $class = match ($code) {
+            'WRONGTYPE', 'BADSTATE' => NotCounted::class,
             'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index',  // refused before anything was sent
-            'BADARG', 'BADKEY', 'CROSSSLOT', 'MOVED', 'ASK', 'NOSCRIPT' => [Misconfigured::class, false],
-            default => [OutcomeUnknown::class, false],  // the script may have been refused in the middle
+            'BADARG', 'BADKEY', 'CROSSSLOT', 'MOVED', 'ASK', 'NOSCRIPT' => Misconfigured::class,
+            // the script may have been refused in the middle
+            default => $isTemporary ? NotCounted::class : OutcomeUnknown::class,
         };
         return new $class($code, $message, isTemporary: $isTemporary, previous: $previous);
     }

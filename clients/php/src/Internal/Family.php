@@ -13,8 +13,9 @@ abstract class Family {
     private const MAX_N = 2 ** 53;
     /** Numbers grow by random steps, which differ in two machines that were resumed from one snapshot. */
     private const MAX_STEP = 2 ** 20;
-    /** The daemon takes what is wanted every second. */
     private const CONFIGURING_NS = 3_000_000_000;
+    /** The daemon takes what is wanted so often. */
+    private const WANTED_US = 200_000;
     protected const ROUNDS = 10;
     private const ID_BYTES = 255;
 
@@ -25,13 +26,15 @@ abstract class Family {
     /** A call that may be repeated later, so that its caller makes no other. */
     protected ?Call $sent = null;
     protected int $process;
+    /** Namespace and name. */
+    protected readonly string $path;
 
     /** @internal use Counterfoil */
     public function __construct(protected readonly Session $session, public readonly string $name) {
         $this->process = getmypid();
-        $names = "$session->namespace/$name";
-        if (preg_match('#^([a-z0-9_.-]{1,64}(/|$)){2}$#D', $names) === 1) return;
-        throw new Misconfigured('BADKEY', "a name has 1 to 64 of a-z, 0-9, _, . and -, not $names");
+        $this->path = "$session->namespace/$name";
+        if (preg_match('#^([a-z0-9_.-]{1,64}(/|$)){2}$#D', $this->path) === 1) return;
+        throw new Misconfigured('BADKEY', "a name has 1 to 64 of a-z, 0-9, _, . and -, not $this->path");
     }
 
     /**
@@ -72,7 +75,9 @@ abstract class Family {
         try {
             return $this->session->send(new Call($script, $keys, $args));
         } catch (OutcomeUnknown $error) {
-            throw $error->withClass($error->isTemporary ? NotCounted::class : Misconfigured::class);
+            $isPassing = Driver::isPassing($error);
+            $class = $isPassing ? NotCounted::class : Misconfigured::class;
+            throw new $class($error->reason, $error->getMessage(), isTemporary: $isPassing, previous: $error->getPrevious());
         }
     }
 
@@ -129,29 +134,46 @@ abstract class Family {
 
     /** Returns the reply of family_epoch, of a family that is as it was known. */
     private function askRedis(array $keys, ?array $known): array {
-        $end = min(hrtime(true) + self::CONFIGURING_NS, $this->session->deadline());
         $args = [static::KIND, $known['partitions'] ?? '', '', ''];
-        $family = "{$this->session->namespace}/$this->name";
-        $keys = [...$keys, ...str_replace(':calls', ':requests', $keys)];
-        while (($reply = $this->read('family_epoch', $keys, $args))[0] === 'UNCONFIGURED') {
-            $refusal = $reply[1] ?? '';
-            if ($refusal !== '') throw new Misconfigured('UNCONFIGURED', "the daemon refuses $family: $refusal");
-            $why = $this->announce($family);
-            if ($this->session->pause($end)) continue;
-            throw new NotCounted('UNCONFIGURED', "no daemon has configured $family: declare it in counterfoil.toml, and run"
-                . " the daemon$why", isTemporary: true);
-        }
+        $ask = function () use (&$reply, $keys, $args): bool {
+            $reply = $this->awaitConfigured($keys, $args);
+            return true;
+        };
+        $refusal = $this->session->outageOf($this->path)->refusal($ask);
+        if ($refusal !== null) throw $refusal;
+        if ($reply === null) $ask();
         if ($reply[0] === 'OK') return $reply;
         $this->known = [];
         $this->session->share(static::KIND, $keys[0], null);
         $isOther = $reply[1] !== static::KIND;
-        throw new Misconfigured($reply[0], "$family " . ($isOther ? "is $reply[1], not " . static::KIND : "has $reply[2] partitions now"));
+        throw new Misconfigured($reply[0], "$this->path " . ($isOther ? "is $reply[1], not " . static::KIND : "has $reply[2] partitions now"));
+    }
+
+    /** Returns the reply of family_epoch, as soon as a daemon has configured the family. */
+    private function awaitConfigured(array $keys, array $args): array {
+        $end = min(hrtime(true) + self::CONFIGURING_NS, $this->session->deadline());
+        $keys = [...$keys, ...str_replace(':calls', ':requests', $keys)];
+        while (($reply = $this->read('family_epoch', $keys, $args))[0] === 'UNCONFIGURED') {
+            $refusal = $reply[1] ?? '';
+            if ($refusal !== '') throw new Misconfigured('UNCONFIGURED', "the daemon refuses $this->path: $refusal");
+            $why = $this->announce();
+            if ($this->session->pause($end, self::WANTED_US)) continue;
+            $error = self::unconfigured($this->path, $why);
+            $this->session->outageOf($this->path)->begin($error);
+            throw $error;
+        }
+        return $reply;
+    }
+
+    public static function unconfigured(string $family, string $why): NotCounted {
+        $what = "no daemon has configured $family: declare it in counterfoil.toml, and run the daemon$why";
+        return new NotCounted('UNCONFIGURED', $what, isTemporary: true);
     }
 
     /** Announces the family to the daemon, which may know it. Returns why that failed. */
-    private function announce(string $family): string {
+    private function announce(): string {
         try {
-            $isNoted = $this->read('family_want', ['cf1:wanted'], [$family])[0] === 'OK';
+            $isNoted = $this->read('family_want', ['cf1:wanted'], [$this->path])[0] === 'OK';
             return $isNoted ? '' : '; cf1:wanted is full, since no daemon takes names';
         } catch (CounterfoilException $error) {
             return "; the daemon was not asked for it: {$error->getMessage()}";
@@ -175,7 +197,7 @@ abstract class Family {
 
     /** @return list<string> */
     protected function keys(int $partition, string ...$names): array {
-        $tag = "cf1:{{$this->session->namespace}/$this->name/$partition}:";
+        $tag = "cf1:{{$this->path}/$partition}:";
         foreach ($names as &$name) $name = $tag . $name;
         return $names;
     }
@@ -249,7 +271,8 @@ abstract class Family {
         if (is_int($word) || preg_match('/^[A-Z]/', $word) === 0) return (int) $word;
         $parts = explode(':', $word);
         $value = isset($parts[1]) ? (int) $parts[1] : null;
-        throw new NotCounted($parts[0], isTemporary: $parts[0] === 'NOCALENDAR', value: $value);
+        $message = $value === null ? '' : "the value stays $value";
+        throw new NotCounted($parts[0], $message, $value, isTemporary: $parts[0] === 'NOCALENDAR');
     }
 
     /**

@@ -5,21 +5,21 @@ namespace Counterfoil\Internal;
 use Closure;
 use Counterfoil\{CounterfoilException, NotCounted};
 
-/** While a server does not reply, calls fail at once. One call in a second probes it. */
+/** While a server does not reply, or a family is not configured, calls fail at once. One call in a second probes it. */
 final class Outage {
     private const PROBE_NS = 1_000_000_000;
 
     /**
-     * @param string $server how messages call it
      * @param string $key tells it from others
+     * @param string $server how messages call it, '' for a family
      */
-    public function __construct(private readonly string $server, private readonly string $key) {}
+    public function __construct(private readonly string $key, private readonly string $server = '') {}
 
     /** Begins with the error of a call whose limit has passed. */
     public function begin(CounterfoilException $error): void {
         $now = hrtime(true);
         $reason = $error->reason === 'no reply' ? 'UNREACHABLE' : $error->reason;
-        $cause = preg_replace('/^(UNREACHABLE|no reply): /', '', $error->getMessage());
+        $cause = preg_replace("/^$error->reason: /", '', $error->getMessage());
         Shared::store("probe $this->key", $now + self::PROBE_NS);
         Shared::add("outage $this->key", [$now, $reason, $cause]);
     }
@@ -35,7 +35,7 @@ final class Outage {
     /**
      * Returns why a call fails at once, or null if it may be made.
      *
-     * @param Closure(): bool $probe returns if the server replies
+     * @param Closure(): bool $probe returns if the outage is over
      */
     public function refusal(Closure $probe): ?NotCounted {
         $known = Shared::fetch("outage $this->key");
@@ -46,7 +46,8 @@ final class Outage {
         }
         [$since, $reason, $cause] = $known;
         $seconds = intdiv(hrtime(true) - $since, 1_000_000_000);
-        return new NotCounted($reason, "$this->server has been unreachable for $seconds s: $cause", isTemporary: true);
+        $state = $seconds === 0 ? 'is unreachable' : "has been unreachable for $seconds s";
+        return new NotCounted($reason, $this->server === '' ? $cause : "$this->server $state: $cause", isTemporary: true);
     }
 
     /** Returns if this call is the first one since a second has passed. */

@@ -14,8 +14,9 @@ final class Session {
     private const ATTEMPT_S = 0.2;
     /** The time that a probe has. */
     public const PROBE_S = 0.1;
-    /** How long the end of a program waits for its sums. */
+    /** How long the end of a program waits for its sums, and how often it tries. */
     private const END_S = 5.0;
+    private const END_PAUSE_US = 500_000;
     /** The reasons of errors with which an outage begins. */
     private const DOWN = ['UNREACHABLE', 'no reply', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN'];
     /** @var ?array<string, string> SHA-1 by the name of the script */
@@ -70,8 +71,8 @@ final class Session {
                 if ($reply[0] === 'EXPIRED' || $reply[0] === 'MISMATCH') $call->isUnsure = $wasUnsure;
                 return $reply;
             } catch (CounterfoilException $error) {
-                // a late reply must not be taken for another one, another server may not be READONLY, a full one stays full
-                $this->isBroken = $isPassing = $error->isTemporary && !in_array($error->reason, ['OOM', 'MISCONF'], true);
+                // a late reply must not be taken for another one, another server may not be READONLY
+                $this->isBroken = $isPassing = Driver::isPassing($error);
                 // the library of the application may have sent it before it was refused
                 $mayFollowAnother = $call->isUnsure && $call->fence !== [] && $error->reason !== 'NOSCRIPT'
                     && !$this->isOwn && $this->driver->resends;
@@ -103,6 +104,7 @@ final class Session {
 
     /** Pauses before another attempt, and returns false if there is no time for one. */
     public function pause(int $deadline, int $us = self::PAUSE_US): bool {
+        if ($this->isOver) $us = max($us, self::END_PAUSE_US);
         if ($this->isOnce || hrtime(true) + $us * 1000 + self::ATTEMPT_S * 1e9 > $deadline) return false;
         usleep($us);
         return true;
@@ -122,13 +124,12 @@ final class Session {
     /** Sets the deadline of all calls behind the end of the script. */
     public function end(): void {
         if ($this->isOver) return;
-        $known = array_filter($this->outages, fn(Outage $outage): bool => $outage->isKnown());
         // those of a web request have one attempt, as a visitor may wait for the next free worker
-        $this->isOnce = PHP_SAPI !== 'cli' || $known !== [];
+        $this->isOnce = PHP_SAPI !== 'cli';
         $this->deadline = hrtime(true) + (int) (1e9 * ($this->isOnce ? min($this->retryFor, self::END_S) : self::END_S));
         $this->isOver = true;
         if (Parked::isAvailable()) return;
-        foreach ($known as $outage) $outage->end();
+        foreach ($this->outages as $outage) $outage->end();
     }
 
     /** Returns if each partition remembers its calls itself: known once there was a connection. */
@@ -171,10 +172,20 @@ final class Session {
 
     /** Returns the outage of the server, or in a cluster of the home that the key names. */
     private function outage(string $key): Outage {
-        $server = $this->server() ?: getmypid() . ' ' . spl_object_id($this);
+        $server = $this->serverOrSelf();
         $isCluster = $this->driver?->isCluster ?? Shared::fetch("cluster $server") !== null;
         if ($isCluster) $server .= ' ' . strstr($key, '}', true);
-        return $this->outages[$server] ??= new Outage('Redis', $server);
+        return $this->outages[$server] ??= new Outage($server, 'Redis');
+    }
+
+    /** Returns the outage of a family that is not configured. */
+    public function outageOf(string $family): Outage {
+        $key = "{$this->serverOrSelf()} $family";
+        return $this->outages[$key] ??= new Outage($key);
+    }
+
+    private function serverOrSelf(): string {
+        return $this->server() ?: getmypid() . ' ' . spl_object_id($this);
     }
 
     private function refuseInOutage(Call $call): void {
@@ -191,7 +202,7 @@ final class Session {
             $this->driver(self::PROBE_S)->evaluate(true, self::$hashes['family_epoch'], count($names), $words, self::PROBE_S);
             return true;
         } catch (CounterfoilException $error) {
-            $this->isBroken = $error->isTemporary;
+            $this->isBroken = Driver::isPassing($error);
             return !in_array($error->reason, self::DOWN, true);
         }
     }

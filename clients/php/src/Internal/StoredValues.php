@@ -29,7 +29,7 @@ trait StoredValues {
      * @return list<?int> null where only the application makes the row of a cached counter, and has not
      */
     protected function findValues(array $ids): array {
-        return $this->session->values->values($this->session, "{$this->session->namespace}/$this->name", $ids);
+        return $this->session->values->values($this->session, $this->path, $ids);
     }
 
     private static function listOf(iterable $given): array {

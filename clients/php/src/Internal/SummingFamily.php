@@ -2,7 +2,7 @@
 
 namespace Counterfoil\Internal;
 
-use Counterfoil\{CounterfoilException, NotCounted};
+use Counterfoil\{CounterfoilException, NotCounted, OutcomeUnknown};
 use Generator, Throwable;
 
 /** A family with `later`: sums of hits that the process sends at its end, or by `flush`. */
@@ -18,6 +18,8 @@ abstract class SummingFamily extends Family {
     /** @var ?array<int, self> those with sums, which are sent at the end of the script at the latest */
     private static ?array $waiting = null;
     private static bool $isOver = false;
+    /** @var array<string, array<int>> how many sums the end of the script drops, by family and outcome */
+    private static array $lost = [];
     /** @var array<int> sums of `later`, by their parts in one string */
     private array $sums = [];
     private bool $isSending = false;
@@ -184,11 +186,13 @@ abstract class SummingFamily extends Family {
                 try {
                     $family->isSending = false;  // the script may have ended within a flush
                     $family->flush();
-                } catch (CounterfoilException $error) {
-                    $warnings[] = "counterfoil: $family->name: {$error->getMessage()}";
+                } catch (CounterfoilException) {  // of sums that are in `lost`
                 } catch (Throwable $thrown) {  // by onError, a signal handler or a function that connects
                 }
             }
+        }
+        foreach (self::$lost as $family => $sums) {
+            foreach ($sums as $outcome => $number) $warnings[] = "counterfoil: $family: $number sums are dropped, $outcome";
         }
         // a handler of the application may throw
         if (isset($warnings)) trigger_error(implode('; ', $warnings), E_USER_WARNING);
@@ -232,12 +236,12 @@ abstract class SummingFamily extends Family {
         $left = self::$isOver ? array_intersect_key($numbers, $kept) : [];
         if ($left !== []) $left = $this->parked()?->put($left) ?? $left;
         if ($kept !== [] && $left === [] && Shared::add("waiting {$this->key()}", true)) {
-            error_log("counterfoil: sums of {$this->session->namespace}/$this->name wait: " . reset($kept)->getMessage());
+            error_log("counterfoil: sums of $this->path wait: " . reset($kept)->getMessage());
         }
-        foreach ($left as $key => $n) $this->dropped[] = [$this->subjectOf($key), $n, $kept[$key] ?? reset($kept)];
+        foreach ($left as $key => $n) $this->drop($key, $n, $kept[$key] ?? reset($kept));
         foreach ($numbers as $key => $n) {
             if (isset($kept[$key]) && !self::$isOver) continue;
-            if (isset($errors[$key]) && !isset($kept[$key])) $this->dropped[] = [$this->subjectOf($key), $n, $errors[$key]];
+            if (isset($errors[$key]) && !isset($kept[$key])) $this->drop($key, $n, $errors[$key]);
             // no signal handler runs in between, since nothing is called
             $this->sums[$key] -= $n;
             unset($call->items[$key]);
@@ -246,6 +250,15 @@ abstract class SummingFamily extends Family {
         if ($errors === []) $this->callers[] = $call->fence;
         $this->sent = null;
         return self::$isOver ? array_diff_key($errors, array_diff_key($kept, $left)) : $errors;
+    }
+
+    private function drop(string|int $key, int $n, CounterfoilException $error): void {
+        if (self::$isOver) {
+            $outcome = $error instanceof OutcomeUnknown ? 'outcome unknown' : 'not counted';
+            $number = &self::$lost[$this->name]["$outcome: {$error->getMessage()}"];
+            $number++;
+        }
+        $this->dropped[] = [$this->subjectOf($key), $n, $error];
     }
 
     /** Returns where sums wait for later requests. */
@@ -278,6 +291,6 @@ abstract class SummingFamily extends Family {
 
     /** Returns what tells the family from others of the machine. */
     private function key(): string {
-        return "{$this->session->server()} {$this->session->namespace}/$this->name " . static::KIND;
+        return "{$this->session->server()} $this->path " . static::KIND;
     }
 }

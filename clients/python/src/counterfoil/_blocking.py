@@ -40,9 +40,16 @@ class Counterfoil(Client[Blocking]):
         pid = os.getpid()
         return self.sessions.get(pid) or self.sessions.setdefault(pid, Process(self))
 
+    def flush(self) -> None:
+        """Sends what `later` took in all families, and raises the first error of what was not counted since the
+        last flush. Waits for at most `retry_for`."""
+        session = self.open_session
+        run(session.flush(session.sums))
+
     def close(self) -> None:
-        """Sends what `later` took, within 5 s, and closes the connections that are its own. As soon as it
-        begins, `later` raises `NotCounted("CLOSED")`; what cannot be sent is dropped and reported."""
+        """Sends what `later` took, and closes the connections that are its own. While Redis is unreachable it tries
+        again for 5 s; then what is left is dropped and reported, and the first error raised. As soon as it begins,
+        other calls raise `NotCounted("CLOSED")`."""
         self.session.close(time.monotonic() + END_SECONDS)
 
     def __enter__(self) -> Counterfoil:

@@ -5,29 +5,30 @@ from __future__ import annotations
 import random
 import zlib
 from itertools import chain
-from typing import Any, Iterable, Mapping, Union
+from typing import Any, Iterable, Mapping, Tuple, Union
 
 from ._channel import Description, Request, Words
 from ._errors import CounterfoilError
-from ._family import D, Later, call, integer, valid
+from ._family import D, Id, Later, call, integer, valid
 from ._results import Before
 from ._value import ExactValues
 
 MAX_HITS = 1000
 Result = Union[int, None, CounterfoilError]
+Pairs = Union[Mapping[str, int], Mapping[int, int], Iterable[Tuple[Id, int]]]
 
 
 class Buffered(ExactValues[D], Later[D]):
     """Counters that are summed in Redis, and written to MySQL within a minute by default.
 
-    An id is a str of 1 to 255 bytes, a delta a 64-bit integer.
+    An id is a str of 1 to 255 bytes, or an int, which stands for its decimal text; a delta is a 64-bit integer.
     """
 
     kind = "buffered"
     limit, spans_partitions = 1000, True
 
     @call
-    async def add(self, id: str, delta: int = 1) -> int | None:
+    async def add(self, id: Id, delta: int = 1) -> int | None:
         """Adds to a counter, and returns what it has pending in Redis right after it.
 
         None: it was counted, but the reply with the number was lost.
@@ -35,14 +36,14 @@ class Buffered(ExactValues[D], Later[D]):
         return await self.channel.change(valid(id), integer(delta))  # type: ignore[no-any-return]
 
     @call
-    async def add_many(self, pairs: Mapping[str, int] | Iterable[tuple[str, int]]) -> list[Result]:
+    async def add_many(self, pairs: Pairs) -> list[Result]:
         """Adds each delta to its id. Returns for each what `add` returns, or the error that `add` would
         raise."""
         items = pairs.items() if isinstance(pairs, Mapping) else pairs
         return await self.channel.change_all([_change_or_error(id, delta) for id, delta in items])
 
     @call
-    async def add_once(self, request: str, id: str, delta: int = 1, epoch: str | None = None) -> bool:
+    async def add_once(self, request: Id, id: Id, delta: int = 1, epoch: str | None = None) -> bool:
         """Adds once, however often and in whichever process the request is made. Returns False if it was made
         before.
 
@@ -54,11 +55,11 @@ class Buffered(ExactValues[D], Later[D]):
         return not isinstance(await self.channel.change(*change, request=named), Before)
 
     @call
-    async def request_epoch(self, request: str, id: str) -> str:
+    async def request_epoch(self, request: Id, id: Id) -> str:
         """Returns the epoch that a job stores before its first `add_once`."""
         return await self.channel.request_epoch(valid(request, 64), valid(id))
 
-    def later(self, id: str, delta: int = 1) -> None:
+    def later(self, id: Id, delta: int = 1) -> None:
         """Adds to a sum in the process, which is sent within milliseconds. Never waits. A killed process
         loses its sums."""
         self._later(valid(id), integer(delta))
@@ -78,7 +79,7 @@ class Buffered(ExactValues[D], Later[D]):
         return "buffered_add", self.keys(partition, "buffer", "meta"), [hits, len(changes), *pairs]
 
 
-def _change_or_error(id: str, delta: int) -> tuple[str, int] | CounterfoilError:
+def _change_or_error(id: Id, delta: int) -> tuple[str, int] | CounterfoilError:
     try:
         return valid(id), integer(delta)
     except CounterfoilError as error:

@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 from ._channel import ROUNDS, Request, Words
 from ._errors import NotCounted, value_of
-from ._family import D, call, integer, valid
+from ._family import D, Id, call, integer, valid
 from ._results import result_of
 from ._value import ExactValues
 
@@ -26,28 +26,28 @@ class Cached(ExactValues[D]):
         self._read_row = read_row
 
     @call
-    async def incr(self, id: str, delta: int = 1) -> int:
+    async def incr(self, id: Id, delta: int = 1) -> int:
         """Adds to a counter, and returns its new value. `NotCounted("RANGE")` has its `value`."""
         return await self._with_base(id, integer(delta))
 
     @call
-    async def incr_once(self, request: str, id: str, delta: int = 1, epoch: str | None = None) -> int:
+    async def incr_once(self, request: Id, id: Id, delta: int = 1, epoch: str | None = None) -> int:
         """Adds once, however often and in whichever process the request is made, and returns the value that
         the counter had then. A refusal by the bounds stays, too. See `Buffered.add_once`."""
         return int(await self._with_base(id, integer(delta), (valid(request, 64), epoch)))
 
     @call
-    async def request_epoch(self, request: str, id: str) -> str:
+    async def request_epoch(self, request: Id, id: Id) -> str:
         """Returns the epoch that a job stores before its first `incr_once`."""
         return await self.channel.request_epoch(valid(request, 64), valid(id))
 
     @call
-    async def set(self, id: str, value: int) -> int:
+    async def set(self, id: Id, value: int) -> int:
         """Sets a counter, and returns its new value."""
         return await self._with_base(id, b"=%d" % integer(value))
 
     @call
-    async def get(self, id: str) -> int:
+    async def get(self, id: Id) -> int:
         """Returns the value, from Redis if it is there."""
         return await self._with_base(id, None)
 
@@ -58,7 +58,7 @@ class Cached(ExactValues[D]):
         keys = self.keys(partition, "base", "buffer", "batch", "meta")
         return "cached_incr", keys, [len(changes), *chain(*changes)]
 
-    async def _with_base(self, id: str, change: Any, request: Request | None = None) -> int:
+    async def _with_base(self, id: Id, change: Any, request: Request | None = None) -> int:
         """Makes a change, or only reads, and does so again when a miss was seeded."""
         id = valid(id)
         deadline = self.client.read_deadline() if change is None else self.client.deadline()
@@ -69,7 +69,7 @@ class Cached(ExactValues[D]):
                 result = await self.channel.change(id, change, request=request, deadline=deadline)
             if isinstance(result, int):
                 return result
-            await self.client.session.share((self.name, id, result), deadline, self._seed, id, result, deadline)
+            await self.session.share((self.name, id, result), deadline, self._seed, id, result, deadline)
         raise NotCounted("MISS", "the counter was deleted again and again", temporary=True)
 
     async def _get(self, id: str, deadline: float) -> Any:
@@ -85,7 +85,7 @@ class Cached(ExactValues[D]):
         """Reads the row after the ticket was received, and makes its value the base."""
         if self._read_row:
             try:
-                row = await self.client.session.run(self._read_row, id)
+                row = await self.session.run(self._read_row, id)
                 value = "-" if row is None else integer(row)
             except Exception as error:
                 raise NotCounted("ROW", f"read_row failed: {error!r}", temporary=True) from error

@@ -15,7 +15,7 @@ from typing import Any, List, NamedTuple, Optional, Tuple
 
 from redis.exceptions import RedisClusterException
 
-from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
+from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, unconfigured, value_of
 from ._outage import PROBE_SECONDS, Outage
 from ._redis import CONNECTING, FAILURES, LOST, NOT_COUNTED, NOT_SENT, OUTAGE, REPEATED, SHA1, SOURCES
 from ._redis import Command, code_of, refusal
@@ -24,7 +24,8 @@ from ._sums import Sums
 
 EPOCH_SECONDS = 30
 PAUSE_SECONDS = 0.05
-CONFIGURED_WITHIN_SECONDS = 3  # the daemon takes what is wanted every second
+CONFIGURED_WITHIN_SECONDS = 3
+WANTED_SECONDS = 0.2  # so often the daemon takes what is wanted
 WANTED = ("cf1:wanted",)
 REDIS = "Redis"  # the outage of a server or a whole cluster, beside those of single homes
 CALLS = "calls", "calls_before"
@@ -151,31 +152,42 @@ class Channel:
             if any(words):
                 raise Misconfigured("UNCONFIGURED", f"the daemon refuses {self.family.name}: {words[0].decode()}")
             why = await self._announce(home, deadline)
-            if time.monotonic() + PAUSE_SECONDS > configured_by:
-                advice = "declare it in counterfoil.toml, and run the daemon"
-                explanation = f"no daemon has configured {self.family.name}: {advice}{why}"
-                raise NotCounted("UNCONFIGURED", explanation, temporary=True)
-            await self.session.sleep(PAUSE_SECONDS)
+            if time.monotonic() + WANTED_SECONDS > configured_by:
+                error = unconfigured(self.family.name, why)
+                outage = Outage(error, partial(self._is_configured, home))
+                self.session.begin_outage((self.family.name, home), outage)
+                raise error
+            await self.session.sleep(WANTED_SECONDS)
 
     async def _announce(self, home: int, deadline: float) -> str:
         """Announces the family to the daemon, which may know it. Returns why that failed."""
         try:
             status, *_ = await self.read("family_want", home, WANTED, [self.family.name], deadline)
         except CounterfoilError as error:
-            return f"; it was not asked for: {error}"
-        return "" if status == b"OK" else f"; it was not asked for: {WANTED[0]} is full"
+            return f"it was not asked for: {error}"
+        return "" if status == b"OK" else f"it was not asked for: {WANTED[0]} is full"
 
     def _question(self, home: int, partitions: int | str = "") -> Words:
         keys = self.family.keys(home, *CALLS, *REQUESTS)
         return "family_epoch", keys, [self.family.kind, partitions, "", ""]
 
     async def _has_reply(self, home: int) -> bool:
-        """Asks once for the epoch, and returns whether an outage is over."""
+        """Asks once for the epoch, and returns whether an outage of Redis is over."""
+        return await self._probe(*self._question(home)) is not None
+
+    async def _is_configured(self, home: int) -> bool:
+        """Announces the family and asks once for it, and returns whether a call should ask again."""
+        await self._probe("family_want", WANTED, [self.family.name])
+        status, *words = await self._probe(*self._question(home)) or [b"UNCONFIGURED"]
+        return status != b"UNCONFIGURED" or any(words)
+
+    async def _probe(self, *words: Any) -> Any:
+        """Sends a call once. Returns its reply or the error that is one, or nothing."""
         try:
-            await self.session.execute(words_of(*self._question(home)), time.monotonic() + PROBE_SECONDS)
+            return await self.session.execute(words_of(*words), time.monotonic() + PROBE_SECONDS)
         except FAILURES as error:
-            return code_of(error, self.client.is_cluster) not in OUTAGE
-        return True
+            code = code_of(error, self.client.is_cluster)
+            return None if code in OUTAGE else [code]
 
     def check_partitions(self, description: Description, partitions: int) -> None:
         if description.partitions != partitions:
@@ -243,7 +255,7 @@ class Channel:
                 refused.__cause__ = failure
                 if code in OUTAGE:
                     is_whole = not self.client.is_cluster or isinstance(failure, RedisClusterException)
-                    outage = Outage("Redis", refused, partial(self._has_reply, home))
+                    outage = Outage(refused, partial(self._has_reply, home), "Redis")
                     self.session.begin_outage(REDIS if is_whole else place, outage)
                 raise refused
             await self.session.sleep(PAUSE_SECONDS)

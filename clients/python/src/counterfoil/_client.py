@@ -25,6 +25,7 @@ from ._visitors import ActivityCounters, Visitors
 F = TypeVar("F", bound=Family[Any])
 MAX_RETRY_SECONDS = 30  # that long Redis surely remembers a call
 END_SECONDS = 5  # that the end of a process waits for sums
+END_PAUSE_SECONDS = 0.5
 
 
 class Options(TypedDict, total=False):
@@ -83,6 +84,14 @@ class Client(Generic[D]):
         be made anew.
         """
         return cls(Address(address, timeout, tls_ca, tls_verify), namespace, **options)
+
+    @property
+    def open_session(self) -> Any:
+        """The session of this process or event loop, for a call."""
+        session = self.session  # type: ignore[attr-defined]
+        if session.is_closed:
+            raise NotCounted("CLOSED")
+        return session
 
     def deadline(self) -> float:
         return time.monotonic() + self.retry_for
@@ -207,22 +216,30 @@ class Session:
                 await self.sleep(PROBE_SECONDS)
 
     async def end(self, deadline: float) -> None:
-        """Sends what `later` took. In an outage Redis gets one more chance."""
+        """Sends what `later` took, again and again until the deadline, and raises the first error."""
         self.ends_at = deadline
-        for key, outage in list(self.outages.items()):
-            if self.has_sums and time.monotonic() < deadline and await outage.probe():
-                self.outages.pop(key, None)
-            else:
-                outage.is_probed = lambda: True  # the background may have ended before
-        for sums in self.sums:
-            while not sums.is_empty:  # a send that was under way may leave some
-                await sums.send(deadline, is_last=True)
-        for sums in self.sums:
-            sums.raise_error()
+        while self.has_sums:
+            is_last = time.monotonic() + END_PAUSE_SECONDS > deadline
+            for key, outage in list(self.outages.items()):
+                outage.is_probed = lambda: True  # the background has ended
+                if not is_last and await outage.probe():
+                    self.outages.pop(key, None)
+            for sums in self.sums:
+                await sums.send(deadline, is_last)
+            left = deadline - time.monotonic()
+            if self.has_sums and left > 0:
+                await self.sleep(min(END_PAUSE_SECONDS, left))
+        raise_errors(self.sums)
 
-    async def flush(self, sums: Any) -> None:
-        """Sends what `later` took in a family, and raises the first error."""
+    async def flush(self, all_sums: list[Any]) -> None:
+        """Sends what `later` took in some families, and raises the first error."""
         deadline = self.client.deadline()
-        for _ in range(2):  # a send that was under way may not have the last ones
-            await sums.send(deadline)
-        sums.raise_error()
+        for sums in all_sums:
+            for _ in range(2):  # a send that was under way may not have the last ones
+                await sums.send(deadline)
+        raise_errors(all_sums)
+
+
+def raise_errors(all_sums: list[Any]) -> None:
+    errors = [sums.take_error() for sums in all_sums]
+    value_of(next(filter(None, errors), None))

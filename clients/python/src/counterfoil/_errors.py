@@ -10,6 +10,8 @@ HINTS = {  # where Redis sends no more than a word
     "BADTIME": "the time is ahead, or neither a window nor what is kept takes it any more",
     "NOCALENDAR": "Redis does not know the current day or month, because no daemon serves the family",
     "MISMATCH": "the family has changed in Redis",
+    "RANGE": "the sum would be beyond 64 bits",
+    "CLOSED": "the client is closed, and takes no further calls",
     "PASSED": "two processes use one caller name",
 }
 
@@ -28,6 +30,8 @@ class CounterfoilError(Exception):
         super().__init__(reason, explanation, value, temporary)
         self.reason, self.value, self.temporary = reason, value, temporary
         self.explanation = explanation or HINTS.get(reason, "")
+        if reason == "RANGE" and value is not None and not explanation:
+            self.explanation = f"the change would leave the bounds, the value is {value}"
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.explanation}" if self.explanation else self.reason
@@ -43,6 +47,12 @@ class OutcomeUnknown(CounterfoilError):
 
 class Misconfigured(CounterfoilError):
     """Nothing was counted: the family, the connection or an option needs an operator or a programmer."""
+
+
+def unconfigured(family: str, why: str) -> NotCounted:
+    advice = "declare it in counterfoil.toml, and run the daemon"
+    explanation = f"no daemon has configured {family}: {advice}{why and f'; {why}'}"
+    return NotCounted("UNCONFIGURED", explanation, temporary=True)
 
 
 def value_of(result: Any) -> Any:

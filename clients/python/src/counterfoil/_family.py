@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from typing import Any, Callable, Coroutine, Generic, TypeVar, overload
+from typing import Any, Callable, Coroutine, Generic, TypeVar, Union, overload
 
 from typing_extensions import Concatenate, ParamSpec
 
@@ -23,6 +23,7 @@ class Awaiting:
 D = TypeVar("D")  # one of both
 P = ParamSpec("P")
 T = TypeVar("T")
+Id = Union[str, int]  # an int is its decimal text
 
 
 class call(Generic[P, T]):
@@ -56,9 +57,14 @@ class Family(Generic[D]):
         self.client, self.name = client, f"{client.namespace}/{name}"
 
     @property
+    def session(self) -> Any:
+        """That of this process or event loop."""
+        return self.client.open_session
+
+    @property
     def channel(self) -> Channel:
         """Its calls in this process or event loop."""
-        session, key = self.client.session, (self.kind, self.name)
+        session, key = self.session, (self.kind, self.name)
         channel: Channel | None = session.channels.get(key)
         return channel or session.channels.setdefault(key, self.client.channel_type(self, session))
 
@@ -99,17 +105,18 @@ class Later(Family[D]):
     async def flush(self) -> None:
         """Waits until all that `later` took is counted, and raises the first error of what was not since the
         last flush."""
-        await self.client.session.flush(self.channel.sums)
+        await self.session.flush([self.channel.sums])
 
 
-def valid(id: str, limit: int = 255) -> str:
-    """Checks an id, a name or a page."""
+def valid(id: Id, limit: int = 255) -> str:
+    """Checks an id, a name or a page, and returns it as text."""
     try:
-        word = id.encode()
+        is_integer = isinstance(id, int) and not isinstance(id, bool)
+        word = b"%d" % id if is_integer else id.encode()  # type: ignore[union-attr, str-format]
     except (AttributeError, UnicodeEncodeError):
         word = b""
     if not 0 < len(word) <= limit:
-        raise NotCounted("BADID", f"expected a str of 1 to {limit} bytes, not {id!r}")
+        raise NotCounted("BADID", f"expected a str of 1 to {limit} bytes or an int, not {id!r}")
     return word.decode()  # an enum is a plain str then
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ._channel import Words
 from ._errors import NotCounted
-from ._family import D, Later, call, integer, valid
+from ._family import D, Id, Later, call, integer, valid
 
 
 class Series(Later[D]):
@@ -16,18 +16,18 @@ class Series(Later[D]):
     kind = "series"
 
     @call
-    async def add(self, name: str, n: int = 1, at: float | datetime | None = None) -> None:
+    async def add(self, name: Id, n: int = 1, at: float | datetime | None = None) -> None:
         """Adds to the current slice of every window, or to those of the time `at`: a `datetime` with a time zone,
         or Unix seconds."""
         await self.channel.change(valid(name, 200), _millis(at), integer(n, 1))
 
-    def later(self, name: str, n: int = 1, at: float | datetime | None = None) -> None:
+    def later(self, name: Id, n: int = 1, at: float | datetime | None = None) -> None:
         """Adds to a sum in the process, see `Buffered.later`. Without `at` it counts in the slice in which
         Redis takes it."""
         self._later(valid(name, 200), _millis(at), integer(n, 1))
 
     @call
-    async def get(self, name: str, label: str) -> list[tuple[int, int]]:
+    async def get(self, name: Id, label: str) -> list[tuple[int, int]]:
         """Returns start (Unix seconds) and count of each slice of a window such as `60s` or `day`, the
         running one last."""
         name, deadline = valid(name, 200), self.client.read_deadline()

@@ -6,7 +6,7 @@ import logging
 import threading
 from typing import Any, Callable, Tuple
 
-from ._errors import CounterfoilError, NotCounted, value_of
+from ._errors import CounterfoilError, NotCounted, OutcomeUnknown
 
 MAX_SUMS = 100_000
 Key = Tuple[Any, ...]  # a change without the number at its end
@@ -29,7 +29,7 @@ class Sums:
         session = self._channel.session
         with self._lock:
             if session.is_closed:
-                raise NotCounted("CLOSED", "the client is closed")
+                raise NotCounted("CLOSED")
             if key not in self.waiting and sum(len(sums.waiting) for sums in session.sums) >= MAX_SUMS:
                 raise NotCounted("BUSY", f"{MAX_SUMS} sums wait to be sent", temporary=True)
             total = self.waiting.get(key, 0) + n
@@ -42,10 +42,10 @@ class Sums:
         with self._lock:  # which `take` may have
             return not self.waiting
 
-    def raise_error(self) -> None:
-        """Raises the first error of sums that were not counted, once for those that were dropped."""
+    def take_error(self) -> CounterfoilError | None:
+        """Returns the first error of sums that were not counted, once for those that were dropped."""
         dropped, self._dropped = self._dropped, None
-        value_of(dropped or self.temporary)
+        return dropped or self.temporary
 
     async def send(self, deadline: float, is_last: bool = False) -> None:
         """Sends all sums, or those that another caller is sending. Those that fail for a reason that passes
@@ -84,7 +84,8 @@ class Sums:
     def _report(self, id: Any, n: int, error: CounterfoilError) -> None:
         family, on_errors = self._channel.family.name, self._channel.client.on_errors
         id = id if isinstance(id, str) else "/".join(id)  # scope and day, in a family that is not known
-        log.warning("%s: %+d for %r was dropped: %s", family, n, id, error)
+        outcome = "has an unknown outcome" if isinstance(error, OutcomeUnknown) else "was not counted"
+        log.warning("%s: %+d for %r %s, and is dropped: %s", family, n, id, outcome, error)
         try:
             if family in on_errors:
                 on_errors[family](family, id, n, error)

@@ -13,8 +13,8 @@ from typing import Any, Callable, Iterable, Sequence, Union
 from urllib.parse import urlsplit
 
 from ._channel import PAUSE_SECONDS
-from ._errors import CounterfoilError, Misconfigured, NotCounted
-from ._family import D, Family, call, valid
+from ._errors import CounterfoilError, Misconfigured, NotCounted, unconfigured
+from ._family import D, Family, Id, call, valid
 from ._outage import Outage
 
 IDS = 1000  # of a request
@@ -26,7 +26,7 @@ Default = Union[int, Sequence[int], Callable[[CounterfoilError], Any]]
 
 class ExactValues(Family[D]):
     @call
-    async def value(self, id: str, default: Default | None = None) -> int:
+    async def value(self, id: Id, default: Default | None = None) -> int:
         """Returns the exact value, with what is not in MySQL yet.
 
         `default` is what it returns if no exact value arrives in time: a number, or a function that gets the
@@ -35,20 +35,20 @@ class ExactValues(Family[D]):
         return (await self.exact([valid(id)], default))[0]
 
     @call
-    async def values(self, ids: Iterable[str], default: Default | None = None) -> list[int]:
+    async def values(self, ids: Iterable[Id], default: Default | None = None) -> list[int]:
         """Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them.
 
         `default` is one number for all, a list in the order of the ids, or a function that returns either."""
         return await self.exact([valid(id) for id in ids], default)
 
     async def exact(self, keys: list[Any], default: Default | None) -> list[int]:
-        deadline = self.client.read_deadline()
+        session, deadline = self.session, self.client.read_deadline()
         try:
             return [value or 0 for value in await self.find(await self.ids(keys, deadline), deadline)]
         except NotCounted as error:
             if default is None or not error.temporary:
                 raise
-            shown = await self.client.session.run(default, error) if callable(default) else default
+            shown = await session.run(default, error) if callable(default) else default
             return list(shown) if isinstance(shown, Sequence) else [shown] * len(keys)
 
     async def ids(self, keys: list[Any], deadline: float) -> list[str]:
@@ -59,7 +59,7 @@ class ExactValues(Family[D]):
         values: list[int | None] = []
         for start in range(0, len(ids), IDS):
             some = ids[start : start + IDS]
-            values += await self.client.daemons.values(self.client.session, self.name, some, deadline)
+            values += await self.client.daemons.values(self.session, self.name, some, deadline)
         return values
 
 
@@ -99,15 +99,17 @@ class Daemons:
                     return values
                 replied = replied or status != NO_REPLY
                 explanation = f"{url}: {status or 'no reply'}: {text[:2000]}"
+                if status == 404 and family in _error(text):
+                    raise unconfigured(family, explanation)
                 if 300 <= status < 500 and status != 429:
-                    raise Misconfigured({404: "UNCONFIGURED", 409: "MISMATCH"}.get(status, "DAEMON"), explanation)
+                    raise Misconfigured("MISMATCH" if status == 409 else "DAEMON", explanation)
                 if retry_after:  # with others it would be refused again
                     pause = max(pause, retry_after * random.uniform(0.5, 1))
             if time.monotonic() + pause >= deadline:
                 error = NotCounted("DAEMON", explanation, temporary=True)
                 if not replied:
                     probe = partial(session.run, self._has_reply)
-                    session.begin_outage("the daemon", Outage("the daemon", error, probe))
+                    session.begin_outage("the daemon", Outage(error, probe, "the daemon"))
                 raise error
             await session.sleep(pause)
 
@@ -159,6 +161,14 @@ class Daemons:
         connection = kind(urlsplit(url).netloc.rpartition("@")[2], timeout=max(seconds, 0.001))
         connection.connect()
         return connection
+
+
+def _error(text: str) -> str:
+    """The error of the daemon's reply, or nothing if it is another server's."""
+    try:
+        return str(json.loads(text)["error"])
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 def _values(text: str) -> list[Any]:

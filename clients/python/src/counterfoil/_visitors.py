@@ -8,7 +8,7 @@ from typing import Any, Iterable, NamedTuple
 
 from ._channel import Description, Keys, Request, Words
 from ._errors import NotCounted, value_of
-from ._family import D, Later, call, valid
+from ._family import D, Id, Later, call, valid
 from ._value import Default, ExactValues
 
 PLACES = 100
@@ -27,16 +27,16 @@ class ActivityCounters(Later[D]):
     kind = "activity"
 
     @call
-    async def touch(self, page: str, visitor: str | bytes) -> None:
+    async def touch(self, page: Id, visitor: Id | bytes) -> None:
         """Counts a view of a page (1 to 200 bytes) by a visitor (1 to 255 bytes)."""
         await self.channel.change(valid(page, 200), _visitor(visitor), 1)
 
-    def later(self, page: str, visitor: str | bytes) -> None:
+    def later(self, page: Id, visitor: Id | bytes) -> None:
         """Counts a view a moment later, see `Buffered.later`."""
         self._later(valid(page, 200), _visitor(visitor), 1)
 
     @call
-    async def now(self, page: str) -> Activity:
+    async def now(self, page: Id) -> Activity:
         """Returns `(views, visitors)` of the window."""
         page, deadline = valid(page, 200), self.client.read_deadline()
         description = await self.channel.describe(0, deadline)
@@ -81,23 +81,23 @@ class Visitors(ExactValues[D], Later[D]):
     kind = "visitors"
 
     @call
-    async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:
+    async def first_visit(self, scope: Id, day: str | date, visitor: Id | bytes) -> bool:
         """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first
         visit."""
         return bool(await self.channel.change((valid(scope), _day(day)), _visitor(visitor), 1))
 
-    def later(self, scope: str, day: str | date, visitor: str | bytes) -> None:
+    def later(self, scope: Id, day: str | date, visitor: Id | bytes) -> None:
         """Counts a visitor a moment later, see `Buffered.later`."""
         self._later((valid(scope), _day(day)), _visitor(visitor), 1)
 
     @call
-    async def value(self, scope: str, day: str | date, default: Default | None = None) -> int:  # type: ignore[override]
+    async def value(self, scope: Id, day: str | date, default: Default | None = None) -> int:  # type: ignore[override]
         """Returns the exact number of visitors, or the default, see `Buffered.value`."""
         return (await self.exact([(valid(scope), _day(day))], default))[0]
 
     @call
     async def values(  # type: ignore[override]
-        self, days: Iterable[tuple[str, str | date]], default: Default | None = None
+        self, days: Iterable[tuple[Id, str | date]], default: Default | None = None
     ) -> list[int]:
         """Returns the exact numbers of visitors of many scopes and days, in their order, or the default."""
         return await self.exact([(valid(scope), _day(day)) for scope, day in days], default)
@@ -128,7 +128,7 @@ def _day(day: str | date) -> str:
         raise NotCounted("BADID", f"expected a day as YYYY-MM-DD, not {day!r}") from error
 
 
-def _visitor(visitor: str | bytes) -> bytes:
+def _visitor(visitor: Id | bytes) -> bytes:
     """Checks a visitor, who need not be text."""
     if isinstance(visitor, bytes) and 0 < len(visitor) <= 255:
         return visitor

@@ -50,9 +50,16 @@ class Counterfoil(Client[Awaiting]):
             self.sessions[key] = Loop(self)
         return self.sessions[key]
 
+    async def flush(self) -> None:
+        """Sends what `later` took in all families, and raises the first error of what was not counted since the
+        last flush. Waits for at most `retry_for`."""
+        session = self.open_session
+        await session.flush(session.sums)
+
     async def close(self) -> None:
-        """Sends what `later` took, within 5 s, and closes the connections that are its own. As soon as it
-        begins, `later` raises `NotCounted("CLOSED")`; what cannot be sent is dropped and reported."""
+        """Sends what `later` took, and closes the connections that are its own. While Redis is unreachable it tries
+        again for 5 s; then what is left is dropped and reported, and the first error raised. As soon as it begins,
+        other calls raise `NotCounted("CLOSED")`."""
         await self.session.close()
 
     async def __aenter__(self) -> Counterfoil:

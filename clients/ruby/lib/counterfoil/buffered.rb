@@ -53,7 +53,7 @@ class Counterfoil
     # @raise [NotCounted] with the reason `BUSY` if 100,000 ids wait
     def later(id, delta = 1) = @later.add(self, @family.id_if_known(id), change(delta))
 
-    # Waits until all that `later` of any family took before is counted.
+    # Sends what `later` of any family took before, for `retry_for` at most.
     #
     # @return [nil]
     # @raise [Error] the first error since the previous flush

@@ -1,8 +1,20 @@
 # frozen_string_literal: true
 
 class Counterfoil
+  # What takes calls until it is closed.
+  module Closable
+    def close = @is_closed = true
+
+    # @raise [NotCounted] after {#close}
+    def check_open
+      raise NotCounted.new("CLOSED", "the client is closed, and takes no further calls") if @is_closed
+    end
+  end
+
   # Sends calls through a client or pool of the Redis library until there is a reply.
   class Connection
+    include Closable
+
     PAUSE = 0.05
     RENEW_EVERY = 1
     # their clients may be used by one thread at a time
@@ -68,13 +80,10 @@ class Counterfoil
       end
     end
 
-    # Makes all calls end in time, also those that other threads make. After an outage each makes one attempt.
-    #
-    # @return [Numeric] seconds
-    def end_within(seconds)
-      seconds = 0 if stop_outages
-      @ends_at = Limit.now + seconds
-      seconds
+    # Makes all calls end in time, also those that other threads make, and tries again in an outage.
+    def end_at(time)
+      @ends_at = time
+      stop_outages
     end
 
     def cluster?
@@ -90,6 +99,7 @@ class Counterfoil
     end
 
     def close
+      super
       stop_outages
       @redis.close if @is_own
     end
@@ -98,8 +108,7 @@ class Counterfoil
 
     def evalsha(name, keys, args) = ["EVALSHA", Word.new(Scripts::SHA1S.fetch(name)), keys.size, *keys, *args]
 
-    # @return [Boolean] one of them was on
-    def stop_outages = @of_outages.synchronize { @outages.values }.map(&:stop).any?
+    def stop_outages = @of_outages.synchronize { @outages.values }.each(&:stop)
 
     # @param home [String, nil] a key of the partition in a cluster, whose nodes fail separately
     def outage(home) = @outages[home] || @of_outages.synchronize { @outages[home] ||= Outage.new("Redis") }

@@ -35,7 +35,7 @@ class Counterfoil
     def find(family, ids)
       raise Misconfigured.new("daemon", "values need the option `daemon`") if none?
 
-      ids.each_slice(IDS).flat_map { |some| ask(JSON.generate(family: family.name, ids: some), some.size) }
+      ids.each_slice(IDS).flat_map { |some| ask(family, JSON.generate(family: family.name, ids: some), some.size) }
     end
 
     def close = @outage.stop
@@ -50,7 +50,7 @@ class Counterfoil
     end
 
     # Asks one daemon after the other, and begins again while none of them is available.
-    def ask(body, size)
+    def ask(family, body, size)
       is_reached = false
       loop do
         explanation, pause = nil, PAUSE
@@ -62,7 +62,7 @@ class Counterfoil
           return values.tap { @first = @uris.index(uri) } if values&.size == size
 
           explanation, is_reached = "#{uri}: #{code} #{text}", is_reached || code
-          raise Misconfigured.new("daemon", explanation) if code&.match?(/\A[34]/) && code != "429"
+          raise refused(family, code, explanation) if code&.match?(/\A[34]/) && code != "429"
 
           # all that were refused together would be refused again
           pause = [pause, retry_after * rand(0.5..1.0)].max
@@ -71,6 +71,13 @@ class Counterfoil
 
         sleep(pause)
       end
+    end
+
+    # A reply that does not name the family is not about it.
+    def refused(family, code, explanation)
+      return family.unconfigured("; #{explanation}") if code == "404" && explanation.include?(family.name)
+
+      Misconfigured.new("daemon", explanation)
     end
 
     def fail_with(explanation, is_reached)

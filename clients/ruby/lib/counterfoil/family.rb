@@ -19,8 +19,8 @@ class Counterfoil
     # A counting call, whose repeats are the same. `requests` has the number of a pair, a name, and a stored generation or nil.
     Call = Struct.new(:script, :home, :keys, :args, :of, :requests, :epoch, :caller, :is_sent, :reply)
     VALID_FOR = 30
-    CONFIGURED_WITHIN = 3 # the daemon takes what is wanted every second
-    PAUSE = 0.05
+    CONFIGURED_WITHIN = 3
+    PAUSE = 0.2 # the daemon takes what is wanted so often
     WANTED = ["cf1:wanted"].freeze
     ROUNDS = 5
     READ = 0.5 # of the time of a counting call
@@ -38,14 +38,14 @@ class Counterfoil
 
       @connection, @callers, @namespace, @family, @kind = connection, callers, namespace, family, kind
       @name = "#{namespace}/#{family}"
-      @epochs, @homes = {}, {}
+      @epochs, @homes, @unconfigured = {}, {}, Outage.new
     end
 
     # Yields, and the counting calls within end in time.
-    def counting(&block) = Limit.within(@connection.retry_for, &block)
+    def counting(&block) = within(1, &block)
 
     # Yields, and the reads within end in time.
-    def reading(&block) = Limit.within(@connection.retry_for * READ, &block)
+    def reading(&block) = within(READ, &block)
 
     # @return [Integer] the number of partitions
     def partitions = (@known || ask(0)).partitions
@@ -172,7 +172,19 @@ class Counterfoil
       raise NotCounted.new("BADARG", "#{number.inspect} is not an integer of 64 bits from #{least} on")
     end
 
+    # @param why [String] what else is known
+    # @return [NotCounted]
+    def unconfigured(why)
+      text = "no daemon has configured #{@name}: declare it in counterfoil.toml, and run the daemon#{why}"
+      NotCounted.new("UNCONFIGURED", text, temporary: true)
+    end
+
     private
+
+    def within(share, &block)
+      @connection.check_open
+      Limit.within(@connection.retry_for * share, &block)
+    end
 
     # @return [Array<String>] the keys of `family_epoch`
     def home_keys(home) = @homes[home] ||= keys(home, "calls", "calls_before", "requests", "requests_before").freeze
@@ -200,6 +212,7 @@ class Counterfoil
     end
 
     def ask(home)
+      @unconfigured.check
       limit = [Limit.now + CONFIGURED_WITHIN, Limit.at].compact.min
       loop do
         asked_at, (status, *words) = Limit.now, family_epoch(home)
@@ -208,10 +221,13 @@ class Counterfoil
         raise Misconfigured.new("UNCONFIGURED", "the daemon refuses #{@name}: #{words[0]}") unless words[0].to_s.empty?
 
         why = announce(home)
-        raise unconfigured(why) if Limit.now > limit
-
-        sleep(PAUSE)
+        Limit.now + PAUSE < limit ? sleep(PAUSE) : give_up(unconfigured(why))
       end
+    end
+
+    def give_up(error)
+      @unconfigured.start(error.reason, error.detail)
+      raise error
     end
 
     def family_epoch(home)
@@ -219,6 +235,7 @@ class Counterfoil
     end
 
     def know(home, (now, generation, _kind, partitions, description), valid_until)
+      @unconfigured.stop
       settings = JSON.parse(description)
       known = Epoch.new(now, generation, Integer(partitions), settings, valid_until, /\A(?:#{settings["ids"]})\z/)
       @epochs = @epochs.merge(home => known)
@@ -234,12 +251,8 @@ class Counterfoil
       "; the daemon was not asked for it: #{error.message}"
     end
 
-    def unconfigured(why)
-      text = "no daemon has configured #{@name}: declare it in counterfoil.toml, and run the daemon#{why}"
-      NotCounted.new("UNCONFIGURED", text, temporary: true)
-    end
-
     def mismatch(kind, partitions, *)
+      @unconfigured.stop
       before = @known&.partitions
       @epochs, @known = {}, nil
       is_other = kind == @kind ? "has #{partitions} partitions, not #{before}" : "is #{kind}, not #{@kind}"

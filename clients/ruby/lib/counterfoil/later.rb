@@ -6,6 +6,8 @@ class Counterfoil
     LIMIT = 100_000
     PAUSE = 1
     AT_END = 5 # seconds that the end of a process may wait
+    AGAIN = 0.5
+    ATTEMPT = 1 # seconds by which an attempt may end later than its call, as one of a client of the application
     # A sum that was not counted.
     Failed = Struct.new(:error, :counters, :key, :number) do
       # it may be counted later
@@ -25,6 +27,7 @@ class Counterfoil
 
     # Adds number to the sum of a key.
     def add(counters, key, number)
+      @connection.check_open
       @mutex.synchronize do
         start_anew if forked?
         sums = @sums[counters]
@@ -39,19 +42,25 @@ class Counterfoil
 
     # Sends all sums, and raises the first error since the last call. Sums that wait for Redis stay.
     def flush
+      @connection.check_open
       @mutex.synchronize { start_anew if forked? }
-      raise_first(send_aside.value)
+      seconds = @connection.retry_for
+      sending = send_aside(seconds) { send_all }
+      raise NotCounted.new(UNREACHABLE, "#{size} sums are still being sent", temporary: true) unless sending.join(seconds + ATTEMPT)
+
+      raise_first(sending.value)
     end
 
     # Sends all sums for the last time, in a few seconds. Those that are left are dropped.
     def finish
       @is_over = true # what another block of at_exit adds is sent at once
-      @mutex.synchronize { start_anew if forked? }
+      @mutex.synchronize { forked? ? start_anew : @thread&.kill } # when it has sent what it took
       began, left = Limit.now, @left
-      sending = send_aside(@connection.end_within(left))
-      is_sent = sending.join(left)
+      sending = send_aside(left) { send_to_the_end }
+      sending.join(left)
       @left -= Limit.now - began
-      raise_first(is_sent ? sending.value : give_up)
+      give_up(sending.alive? ? [] : sending.value)
+      raise_first([])
     end
 
     private
@@ -60,14 +69,14 @@ class Counterfoil
 
     # a fork: these sums are the parent's
     def start_anew
-      @pid, @sums, @in_flight, @dropped, @dropped_size, @thread = Process.pid, no_sums, 0, nil, 0, nil
+      @pid, @sums, @under_way, @error, @dropped, @thread = Process.pid, no_sums, no_sums, nil, Hash.new(0), nil
       @waiting, @sending, @causes = ConditionVariable.new, Lock.new, []
     end
 
     # for each family the sums of its keys
     def no_sums = Hash.new { |sums, counters| sums[counters] = Hash.new(0) }
 
-    def size = @in_flight + @sums.sum { |_, own| own.size }
+    def size = [@under_way, @sums].sum { |sums| sums.sum { |_, own| own.size } }
 
     def start_thread
       @at_exit ||= at_exit do # first, since an interrupt may follow
@@ -79,16 +88,27 @@ class Counterfoil
         loop do
           @mutex.synchronize { @waiting.wait(@mutex) while @sums.empty? }
           sleep(@every)
-          sleep(PAUSE) if send_all.any?
+          sleep(PAUSE) if Limit.within(@connection.retry_for) { send_all }.any?
         end
       end
     end
 
     # an own thread: handle_interrupt does not hold back what a signal handler raises in the main thread
-    def send_aside(seconds = nil)
+    def send_aside(seconds, &block)
       Thread.new do
         Thread.current.report_on_exception = false
-        seconds ? Limit.within(seconds) { send_all } : send_all
+        Limit.within(seconds, &block)
+      end
+    end
+
+    # @return [Array<Failed>] sums that are left
+    def send_to_the_end
+      loop do
+        @connection.end_at(Limit.at)
+        kept = send_all
+        return kept if kept.none? { |sum| sum.error.temporary? } || Limit.now + AGAIN > Limit.at
+
+        sleep(AGAIN)
       end
     end
 
@@ -103,11 +123,13 @@ class Counterfoil
     end
 
     def send_and_settle
-      is_last, sums = @is_over, @mutex.synchronize { @sums.tap { @in_flight, @sums = size, no_sums } }
-      kept, dropped = sums.flat_map { |counters, own| send_sums(counters, own) }.partition { |sum| sum.kept? && !is_last }
+      sums = @mutex.synchronize { @sums.tap { @under_way, @sums = @sums, no_sums } }
+      kept, dropped = sums.flat_map { |counters, own| send_sums(counters, own) }.partition(&:kept?)
       @mutex.synchronize do
+        return [], [] unless @under_way.equal?(sums) # the end of the process has reported them
+
+        @under_way = no_sums
         kept.each { |sum| @sums[sum.counters][sum.key] += sum.number }
-        @in_flight = 0
         drop(dropped)
       end
       warn_of(kept)
@@ -130,32 +152,43 @@ class Counterfoil
     end
 
     def drop(sums)
-      @dropped ||= sums.dig(0, :error)
-      @dropped_size += sums.size
+      @error ||= sums.dig(0, :error)
+      sums.each { |sum| @dropped[sum.error.is_a?(OutcomeUnknown)] += 1 }
     end
 
     def report(dropped)
       dropped.each { |sum| @on_error.call(sum.counters.name, sum.counters.label(sum.key), sum.number, sum.error) } if @on_error
     end
 
-    # Drops what the end of the process leaves unsent. What is under way has an unknown outcome.
-    def give_up
-      error = NotCounted.new(UNREACHABLE, "the process ends", temporary: true)
+    # Drops what the end of the process leaves. What is under way has an unknown outcome.
+    #
+    # @param kept [Array<Failed>] with the errors of some
+    def give_up(kept)
+      errors = kept.to_h { |sum| [[sum.counters, sum.key], sum.error] }
+      unsent, unknown = [NotCounted, OutcomeUnknown].map { |kind| kind.new(UNREACHABLE, "the process ends") }
       dropped = @mutex.synchronize do
-        left, @sums = @sums, no_sums
-        left.flat_map { |counters, own| own.map { |sum| Failed.new(error, counters, *sum) } }.tap { |sums| drop(sums) }
+        left, sent, @sums, @under_way = @sums, @under_way, no_sums, no_sums
+        failed = failed(left) { |sum| errors.fetch(sum, unsent) } + failed(sent) { unknown }
+        failed.tap { drop(failed) }
       end
       report(dropped)
-      []
+    end
+
+    # @yieldparam sum [Array] its counters and key
+    # @yieldreturn [Error]
+    # @return [Array<Failed>]
+    def failed(sums)
+      sums.flat_map { |counters, own| own.map { |key, number| Failed.new(yield([counters, key]), counters, key, number) } }
     end
 
     def raise_first(kept)
-      error, size = @mutex.synchronize { [@dropped, @dropped_size].tap { @dropped, @dropped_size = nil, 0 } }
+      error, dropped = @mutex.synchronize { [@error, @dropped].tap { @error, @dropped = nil, Hash.new(0) } }
       error ||= kept.dig(0, :error)
       return unless error
 
-      text = ["#{size + kept.size} sums", error.detail].compact.join(": ")
-      raise error.class.new(error.reason, text, temporary: error.temporary?)
+      sizes = { "%d sums were not counted" => dropped[false], "the outcome of %d sums is unknown" => dropped[true], "%d sums wait" => kept.size }
+      sizes = sizes.filter_map { |text, size| format(text, size) if size > 0 }.join(", ")
+      raise error.class.new(error.reason, [sizes, error.detail].compact.join(": "), temporary: error.temporary?)
     end
   end
 end

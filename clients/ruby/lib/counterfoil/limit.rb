@@ -17,7 +17,12 @@ class Counterfoil
       Thread.current[:counterfoil_limit] = [outer, time].compact.min
       yield
     ensure
-      Thread.current[:counterfoil_limit] = outer
+      # twice, since an interrupt may come in between
+      begin
+        Thread.current[:counterfoil_limit] = outer
+      ensure
+        Thread.current[:counterfoil_limit] = outer
+      end
     end
   end
 end

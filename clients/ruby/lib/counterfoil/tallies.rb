@@ -15,7 +15,7 @@ class Counterfoil
     # @return [String] `NAMESPACE/FAMILY`
     def name = @family.name
 
-    # Waits until all that `later` of any family took before is counted.
+    # Sends what `later` of any family took before, for `retry_for` at most.
     #
     # @return [nil]
     # @raise [Error] the first error since the previous flush

@@ -23,6 +23,8 @@ class Counterfoil
 
     # Executes the calls of scripts, and replies as they do. All families have one partition.
     class Memory
+      include Closable
+
       SETTINGS = { ids: '[\s\S]{1,255}', ids_in_words: "1 to 255 bytes of UTF-8", separator: "/", windows: %w[60s day month],
                    min: 1 - 2**53, max: 2**53 - 1 }.freeze
       I64 = (-2**63..2**63 - 1)
@@ -44,8 +46,7 @@ class Counterfoil
       def retry_for = 1
       def cluster? = false
       def none? = false
-      def end_within(seconds) = seconds
-      def close = nil
+      def end_at(_time) = nil
 
       # as Connection
       def call(script, _home, keys, args, *)

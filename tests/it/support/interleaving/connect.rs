@@ -66,7 +66,7 @@ impl Direct {
 
 impl From<Direct> for counterfoil::Connection {
     fn from(connection: Direct) -> Self {
-        counterfoil::Connection::custom(connection)
+        counterfoil::Connection::custom(connection, RESENDS)
     }
 }
 

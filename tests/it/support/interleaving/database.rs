@@ -22,7 +22,7 @@ impl<S> Database<'_, S> {
 impl<'s> Database<'s, MysqlStore> {
     pub async fn mortal(mysql: &'s Mortal) -> Self {
         Database {
-            store: MysqlStore::new(mysql.database().await),
+            store: MysqlStore::new(&mysql.database().await).unwrap(),
             mysql: Some(mysql),
         }
     }

@@ -2,6 +2,7 @@
 
 use redis::Value;
 
+use super::requests::Memory;
 use super::*;
 use crate::support::*;
 
@@ -121,6 +122,13 @@ pub struct Family {
     calls: Calls,
     fields_before: Fields,
     calls_before: Calls,
+    pub requests: Memory,
+}
+
+/// What begins when a client asks for the epoch.
+pub(super) struct Begins {
+    pub epoch: bool,
+    pub generation: bool,
 }
 
 impl Family {
@@ -177,8 +185,10 @@ impl Family {
         if !is("=kind", kind) || !is("=partitions", partitions) {
             self.end_epochs();
         }
-        // a setting of visitors only
-        self.fields.remove("=remember");
+        let former = self.fields.remove("=settings").unwrap_or_default();
+        for name in former.split_whitespace() {
+            self.fields.remove(&format!("={name}"));
+        }
         self.set([("=kind", kind), ("=partitions", partitions)]);
         let names: Vec<_> = settings.iter().map(|(name, _)| *name).collect();
         self.set([
@@ -206,24 +216,23 @@ impl Family {
         Some([kind, partitions, settings])
     }
 
-    /// Returns the reply, or `None` if a new epoch begins.
-    pub(super) fn epoch(&self, now: u64, kind: &str, partitions: &str) -> Option<Value> {
-        let Some([known_kind, right, settings]) = self.known() else {
-            return Some(reply("UNCONFIGURED", [text("")]));
+    /// Returns what begins, or the reply if the question is refused.
+    pub(super) fn due(&mut self, now: u64, kind: &str, partitions: &str) -> Result<Begins, Value> {
+        let Some([known_kind, right, _]) = self.known() else {
+            return Err(reply("UNCONFIGURED", [text("")]));
         };
         let fits = |wanted: &str, known: &str| wanted.is_empty() || wanted == known;
         if !fits(kind, &known_kind) || !fits(partitions, &right) {
-            return Some(reply(
-                "MISMATCH",
-                [known_kind, right, String::new()].map(text),
-            ));
+            let words = [known_kind, right, String::new()];
+            return Err(reply("MISMATCH", words.map(text)));
         }
-        let began_at: u64 = self.get("=began_at")?.parse().unwrap();
-        if began_at > now || now - began_at >= EPOCH_MS {
-            return None;
-        }
-        let known = [self.get("=now")?, "", &known_kind, &right, &settings].map(text);
-        Some(reply("OK", known))
+        let began_at = self.get("=began_at").map(|at| at.parse::<u64>().unwrap());
+        let is_current = |at| at <= now && now - at < EPOCH_MS;
+        let remembers = self.get("=remember_requests").is_some();
+        Ok(Begins {
+            epoch: !began_at.is_some_and(is_current),
+            generation: remembers && self.requests.is_due(now),
+        })
     }
 
     pub(super) fn begin(&mut self, now: u64, name: &str) {
@@ -238,8 +247,8 @@ impl Family {
         self.set([("=began_at", &now.to_string())]);
     }
 
-    /// Returns the fields of both keys.
-    pub(super) fn keys(&self) -> [Fields; 2] {
+    /// Returns the fields of the keys of a home.
+    pub(super) fn keys(&self) -> [Fields; 4] {
         let with = |fields: &Fields, calls: &Calls| {
             fields
                 .clone()
@@ -250,9 +259,12 @@ impl Family {
                 }))
                 .collect()
         };
+        let [requests, requests_before] = self.requests.keys();
         [
             with(&self.fields, &self.calls),
             with(&self.fields_before, &self.calls_before),
+            requests,
+            requests_before,
         ]
     }
 }

@@ -3,6 +3,7 @@
 
 mod fence;
 mod partition;
+mod requests;
 
 // no test program but `it` uses all of it
 #[allow(unused_imports)]
@@ -11,6 +12,7 @@ use crate::support::*;
 pub use fence::{Called, Family, Sent, called};
 #[allow(unused_imports)]
 pub use partition::{BatchCall, Deltas, Partition, Which};
+pub use requests::{REMEMBER_MS, Requests, SentRequest, request_args, requests};
 
 use std::cell::RefCell;
 use std::io;
@@ -203,8 +205,6 @@ pub struct Frame {
     pub ahead: u64,
     pub family: Family,
     pub callers: Callers,
-    /// Every epoch that has begun.
-    epochs: BTreeSet<String>,
     /// All names that scripts made, by what they name.
     names: BTreeSet<(&'static str, String)>,
     salts: u64,
@@ -218,7 +218,6 @@ impl Frame {
             ahead: 0,
             family: Family::default(),
             callers: Callers::default(),
-            epochs: BTreeSet::new(),
             names: BTreeSet::new(),
             salts: 0,
         }
@@ -286,7 +285,7 @@ impl Frame {
         counting: CountingCall<'_>,
         sent: &Sent,
         reference: &mut R,
-        count: impl FnOnce(&mut R, &Family, Option<&Value>) -> Result<Counted, &'static str>,
+        count: impl FnOnce(&mut R, &mut Family, Option<&Value>) -> Result<Counted, &'static str>,
     ) -> Checked<Option<Vec<String>>> {
         let CountingCall { script, keys, .. } = counting;
         let args = [&sent.fence(self.now)[..], &counting.args].concat();
@@ -294,14 +293,14 @@ impl Frame {
         let got = self.call(script, keys, &args);
         self.disturb(sent, false);
 
-        let mut after = reference.clone();
+        let (mut after, mut family) = (reference.clone(), self.family.clone());
         let expected = match self.family.refusal(sent, counting.kind) {
             Err(word) => Err(word),
             Ok(Some(Refusal::OtherKind)) => Ok((Value::SimpleString(BADARG.into()), None)),
             Ok(Some(Refusal::Expired)) => Ok((reply("EXPIRED", []), None)),
             Ok(Some(Refusal::Passed)) => Ok((reply("PASSED", []), None)),
             Ok(Some(Refusal::Dup(record))) => Ok((reply("DUP", (counting.dup)(&record)), None)),
-            Ok(None) => count(&mut after, &self.family, got.as_ref().ok()),
+            Ok(None) => count(&mut after, &mut family, got.as_ref().ok()),
         };
         match expected {
             Err(word) => prop_assert!(fails_with(got, word), "expected {word}"),
@@ -311,7 +310,7 @@ impl Frame {
                 prop_assert_eq!(&got, &reply);
                 self.callers.check(sent, &got)?;
                 if let Some(record) = record {
-                    *reference = after;
+                    (*reference, self.family) = (after, family);
                     self.family.note(sent, record);
                     return Ok(Some(words(&got).split_off(1)));
                 }
@@ -432,34 +431,48 @@ impl Frame {
             &HOME,
             &[kind, partitions, "", &now.to_string()],
         )?;
-        if let Some(expected) = self.family.epoch(now, kind, partitions) {
-            prop_assert_eq!(got, expected);
-            return Ok(());
-        }
+        let begins = match self.family.due(now, kind, partitions) {
+            Ok(begins) => begins,
+            Err(refusal) => {
+                prop_assert_eq!(got, refusal);
+                return Ok(());
+            }
+        };
         let [status, name, generation, known @ ..] = &words(&got)[..] else {
             return Err(TestCaseError::fail(format!("{got:?} is no epoch")));
         };
         prop_assert_eq!(status, "OK");
         let settings = self.family.known().unwrap();
         prop_assert_eq!(known, &settings[..]);
-        // the reference has no requests
-        prop_assert_eq!(generation, "");
         let last = self.family.get("=now").cloned();
-        if !self.epochs.insert(name.clone()) {
-            // names derive from the time and the last name: without a last one, the test's clock
-            // can repeat one
-            prop_assume!(last.is_some());
-            prop_assert!(false, "the epoch {name} began twice");
+        if begins.epoch {
+            self.named("epoch", name, last.as_deref())?;
+            self.family.begin(now, name);
+        } else {
+            prop_assert_eq!(Some(name), last.as_ref());
         }
-        self.family.begin(now, name);
+        let last = self.family.requests.generation().cloned();
+        if begins.generation {
+            self.named("generation", generation, last.as_deref())?;
+            self.family.requests.begin(now, generation);
+        } else {
+            prop_assert_eq!(generation, &last.unwrap_or_default());
+        }
         Ok(())
+    }
+
+    /// Checks the name of a new epoch or generation.
+    fn named(&mut self, what: &'static str, name: &str, last: Option<&str>) -> Checked {
+        // names derive from the time and the last name: without a last one, the test's clock can
+        // repeat one
+        prop_assume!(last.is_some() || !self.names.contains(&(what, name.to_owned())));
+        self.made(what, name)
     }
 
     /// Compares every key of the server with those of the reference.
     fn check_keys(&self, mut expected: Keys) -> Checked {
         expected.extend(
-            FENCE
-                .into_iter()
+            HOME.into_iter()
                 .zip(self.family.keys())
                 .map(|(kind, fields)| (kind.into(), (Content::Hash(fields), None))),
         );

@@ -114,15 +114,15 @@ impl Partition {
         earlier + hits
     }
 
-    /// Moves hits that were noted to the refused ones, as some pairs of their call were refused.
-    pub fn refuse(&mut self, hits: u64, refused: usize, pairs: usize) {
-        let share = hits * refused as u64 / (pairs as u64).max(1);
-        if share > 0 {
-            let (noted, before) = (self.number("hits"), self.number("refused"));
-            self.set([
-                ("hits", (noted.unwrap_or(0) - share).to_string()),
-                ("refused", (before.unwrap_or(0) + share).to_string()),
-            ]);
+    /// Takes back hits that were noted, as some pairs of their call were not counted, and notes those
+    /// of them that were refused.
+    pub fn refuse(&mut self, hits: u64, [uncounted, refused]: [usize; 2], pairs: usize) {
+        let share = |some: usize| hits * some as u64 / (pairs as u64).max(1);
+        let left = self.number("hits").unwrap_or(0) - share(uncounted);
+        let refused = self.number("refused").unwrap_or(0) + share(refused);
+        self.set([("hits", left.to_string())]);
+        if refused > 0 {
+            self.set([("refused", refused.to_string())]);
         }
     }
 

@@ -1,0 +1,150 @@
+//! The reference of requests: what a home remembers of them, and the ones that a call names.
+
+use proptest::option;
+
+use super::*;
+use crate::support::*;
+
+/// The setting `remember_requests`: between one and two epochs.
+pub const REMEMBER_MS: u64 = 90_000;
+/// Names of requests. The second one begins like the first one with an id behind it.
+const NAMES: [&str; 2] = ["job", "job:1:a"];
+
+/// The generation that a request names.
+#[derive(Clone, Copy, Debug)]
+enum Generation {
+    Current,
+    Before,
+    Unknown,
+}
+
+/// The request of a pair.
+#[derive(Clone, Copy, Debug)]
+pub struct Requested {
+    name: &'static str,
+    generation: Generation,
+}
+
+/// The requests of a call, by the numbers of their pairs.
+pub type Requests = BTreeMap<usize, Requested>;
+
+/// Draws the requests of a call with up to so many pairs: mostly none.
+pub fn requests(pairs: usize) -> impl Strategy<Value = Requests> {
+    let generation = prop_oneof![
+        8 => Just(Generation::Current),
+        3 => Just(Generation::Before),
+        1 => Just(Generation::Unknown),
+    ];
+    let requested = (proptest::sample::select(&NAMES[..]), generation);
+    let requested = requested.prop_map(|(name, generation)| Requested { name, generation });
+    let some = vec(option::weighted(0.7, requested), pairs).prop_map(|all| {
+        let all = (1..).zip(all);
+        all.filter_map(|(pair, one)| Some((pair, one?))).collect()
+    });
+    prop_oneof![2 => Just(Requests::new()), 1 => some]
+}
+
+/// What a home remembers of requests: the fields of the current generation, and of the one before.
+#[derive(Clone, Debug, Default)]
+pub struct Memory([Fields; 2]);
+
+/// A request as sent, with the id of its pair.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct SentRequest {
+    field: String,
+    generation: String,
+}
+
+impl Memory {
+    /// Returns the request of a pair as sent.
+    pub fn sent(&self, requests: &Requests, pair: usize, id: &str) -> Option<SentRequest> {
+        let Requested { name, generation } = requests.get(&pair)?;
+        let known = match generation {
+            Generation::Current => self.0[0].get("=now"),
+            Generation::Before => self.0[0].get("=before"),
+            Generation::Unknown => None,
+        };
+        Some(SentRequest {
+            field: format!("{}:{name}:{id}", name.len()),
+            generation: known.cloned().unwrap_or_else(|| "unknown".into()),
+        })
+    }
+
+    /// Returns the word of a pair that is not executed because of its request.
+    pub fn word(&self, request: &SentRequest) -> Option<String> {
+        let [current, _] = &self.0;
+        let mut known = ["=now", "=before"].into_iter();
+        if !known.any(|name| current.get(name) == Some(&request.generation)) {
+            return Some("EXPIRED".into());
+        }
+        let of = |memory: &Fields| {
+            let tag = memory.get("=tag").map(|tag| format!(" {tag}"));
+            let stored = memory.get(&request.field)?.clone();
+            Some((stored, tag.unwrap_or_default()))
+        };
+        let (stored, tag) = self.0.iter().find_map(of)?;
+        let word = stored.strip_suffix(&tag);
+        Some(word.map_or("EXPIRED".into(), |word| format!("BEFORE:{word}")))
+    }
+
+    /// Stores what a pair got.
+    pub fn note(&mut self, request: &SentRequest, word: &str) {
+        let [current, _] = &mut self.0;
+        let tag = current.get("=tag").map(|tag| format!(" {tag}"));
+        let stored = word.to_owned() + &tag.unwrap_or_default();
+        current.insert(request.field.clone(), stored);
+    }
+
+    pub(super) fn generation(&self) -> Option<&String> {
+        self.0[0].get("=now")
+    }
+
+    /// Returns whether a new generation begins. A clock that stepped back makes the current one
+    /// younger.
+    pub(super) fn is_due(&mut self, now: u64) -> bool {
+        let Some(began_at) = self.0[0].get_mut("=began_at") else {
+            return true;
+        };
+        let at: u64 = began_at.parse().unwrap();
+        *began_at = at.min(now).to_string();
+        now.saturating_sub(at) >= REMEMBER_MS
+    }
+
+    pub(super) fn begin(&mut self, now: u64, name: &str) {
+        let [current, before] = &mut self.0;
+        let last = current.get("=now").cloned();
+        if let Some(last) = &last {
+            current.insert("=before".into(), last.clone());
+            *before = std::mem::take(current);
+            current.insert("=before".into(), last.clone());
+        }
+        current.insert("=now".into(), name.into());
+        current.insert("=began_at".into(), now.to_string());
+    }
+
+    /// Ends the generations, and makes what is stored unknown.
+    pub fn reset(&mut self, tag: &str) {
+        for memory in self.0.iter_mut().filter(|memory| !memory.is_empty()) {
+            memory.insert("=tag".into(), tag.into());
+        }
+        for name in ["=now", "=before", "=began_at"] {
+            self.0[0].remove(name);
+        }
+    }
+
+    pub(super) fn keys(&self) -> [Fields; 2] {
+        self.0.clone()
+    }
+}
+
+/// Returns the arguments of these requests, by the numbers of their pairs.
+pub fn request_args<'a>(
+    sent: impl IntoIterator<Item = (usize, &'a SentRequest)>,
+    requests: &Requests,
+) -> Vec<String> {
+    let args = |(pair, sent): (usize, &SentRequest)| {
+        let name = requests[&pair].name.to_owned();
+        [pair.to_string(), name, sent.generation.clone()]
+    };
+    sent.into_iter().flat_map(args).collect()
+}
