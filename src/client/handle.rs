@@ -220,7 +220,7 @@ impl Handle {
         let began = Instant::now();
         let deadline = began + self.timeouts.read.min(LONGEST);
         let wait = Wait { began, deadline };
-        let mut pause = Backoff::default();
+        let (mut pause, mut known) = (Backoff::default(), None);
         loop {
             let late = |_| Err(self.late(ErrorKind::Redis, self.timeouts.read));
             let done = timeout_at(deadline + LAST_MOMENT, read(wait)).await;
@@ -228,8 +228,10 @@ impl Handle {
                 Err(error) if error.is_retryable() && !is_outage(&error) => {
                     let now = Instant::now();
                     if now >= deadline {
-                        return Err(error);
+                        // the last attempt may have had no time
+                        return Err(known.unwrap_or(error));
                     }
+                    known = Some(error);
                     sleep_until(deadline.min(now + pause.next())).await;
                 }
                 result => return result,

@@ -25,7 +25,7 @@ async fn history(family: FamilyBuilder<BufferedCounters>, kill: bool) {
     let store = MemoryStore::new();
     let mut processes = Vec::new();
     for _ in 0..2 {
-        let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
+        let counterfoil = patient(Counterfoil::new(redis.manager().await, store.clone()));
         let counters = counterfoil.opened(family.clone()).await;
         let reconciler = counterfoil.reconciler().lease(None).start().await.unwrap();
         processes.push((counterfoil, counters, reconciler));
