@@ -276,12 +276,8 @@ impl Buffered {
         requests: &Requests,
     ) -> Checked {
         let pairs = groups.iter().flat_map(|group| &group.pairs);
-        let memory = &frame.family.requests;
-        let requested = (1..).zip(pairs).filter_map(|(pair, (id, _))| {
-            let request = memory.sent(requests, pair, IDS[*id])?;
-            Some((pair, request))
-        });
-        let requested: BTreeMap<_, _> = requested.collect();
+        let ids = pairs.map(|(id, _)| IDS[*id]);
+        let requested = frame.family.requests.sent(requests, ids);
         let mut keys = FENCE.map(str::to_owned).to_vec();
         let mut args = vec![requested.len().to_string()];
         for group in groups {
@@ -295,11 +291,7 @@ impl Buffered {
                     .flat_map(|&(id, delta)| [IDS[id].to_owned(), delta.to_string()]),
             );
         }
-        if !requested.is_empty() {
-            keys.extend([HOME[2], HOME[3]].map(str::to_owned));
-            let requested = requested.iter().map(|(pair, sent)| (*pair, sent));
-            args.extend(request_args(requested, requests));
-        }
+        name_requests(&requested, &mut keys, &mut args);
         let (sent, now) = (frame.sent(called, &keys), frame.now);
         let counting = CountingCall {
             script: "buffered_add",

@@ -441,12 +441,8 @@ impl Cached {
         requests: &Requests,
     ) -> Checked {
         let pairs = groups.iter().flat_map(|(_, pairs)| pairs);
-        let memory = &frame.family.requests;
-        let requested = (1..).zip(pairs).filter_map(|(pair, (id, _))| {
-            let request = memory.sent(requests, pair, &pair_id(*id))?;
-            Some((pair, request))
-        });
-        let requested: BTreeMap<_, _> = requested.collect();
+        let ids = pairs.map(|(id, _)| pair_id(*id));
+        let requested = frame.family.requests.sent(requests, ids);
         let mut keys = FENCE.map(str::to_owned).to_vec();
         let mut args = vec![requested.len().to_string()];
         for (partition, pairs) in groups {
@@ -458,11 +454,7 @@ impl Cached {
                     .flat_map(|&(id, change)| [pair_id(id), change.argument()]),
             );
         }
-        if !requested.is_empty() {
-            keys.extend([HOME[2], HOME[3]].map(str::to_owned));
-            let requested = requested.iter().map(|(pair, sent)| (*pair, sent));
-            args.extend(request_args(requested, requests));
-        }
+        name_requests(&requested, &mut keys, &mut args);
         let (sent, now) = (frame.sent(called, &keys), frame.now);
         let counting = CountingCall {
             script: "cached_incr",

@@ -12,7 +12,7 @@ use crate::support::*;
 pub use fence::{Called, Family, Sent, called};
 #[allow(unused_imports)]
 pub use partition::{BatchCall, Deltas, Partition, Which};
-pub use requests::{REMEMBER_MS, Requests, SentRequest, request_args, requests};
+pub use requests::{REMEMBER_MS, Requests, SentRequest, name_requests, requests};
 
 use std::cell::RefCell;
 use std::io;

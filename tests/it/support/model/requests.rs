@@ -51,23 +51,48 @@ pub struct Memory([Fields; 2]);
 /// A request as sent, with the id of its pair.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct SentRequest {
+    name: &'static str,
     field: String,
     generation: String,
 }
 
+/// The requests of a call as sent, by the numbers of their pairs.
+pub type SentRequests = BTreeMap<usize, SentRequest>;
+
+/// Adds the keys and arguments of requests to those of a call.
+pub fn name_requests(sent: &SentRequests, keys: &mut Vec<String>, args: &mut Vec<String>) {
+    if !sent.is_empty() {
+        keys.extend([HOME[2], HOME[3]].map(str::to_owned));
+    }
+    for (pair, request) in sent {
+        let name = request.name.to_owned();
+        args.extend([pair.to_string(), name, request.generation.clone()]);
+    }
+}
+
 impl Memory {
-    /// Returns the request of a pair as sent.
-    pub fn sent(&self, requests: &Requests, pair: usize, id: &str) -> Option<SentRequest> {
-        let Requested { name, generation } = requests.get(&pair)?;
+    /// Returns the requests of a call whose pairs have these ids, as sent.
+    pub fn sent(
+        &self,
+        requests: &Requests,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> SentRequests {
+        let sent = |(pair, id): (usize, _)| Some((pair, self.sent_one(requests.get(&pair)?, id)));
+        (1..).zip(ids).filter_map(sent).collect()
+    }
+
+    fn sent_one(&self, requested: &Requested, id: impl AsRef<str>) -> SentRequest {
+        let Requested { name, generation } = *requested;
         let known = match generation {
             Generation::Current => self.0[0].get("=now"),
             Generation::Before => self.0[0].get("=before"),
             Generation::Unknown => None,
         };
-        Some(SentRequest {
-            field: format!("{}:{name}:{id}", name.len()),
+        SentRequest {
+            name,
+            field: format!("{}:{name}:{}", name.len(), id.as_ref()),
             generation: known.cloned().unwrap_or_else(|| "unknown".into()),
-        })
+        }
     }
 
     /// Returns the word of a pair that is not executed because of its request.
@@ -135,16 +160,4 @@ impl Memory {
     pub(super) fn keys(&self) -> [Fields; 2] {
         self.0.clone()
     }
-}
-
-/// Returns the arguments of these requests, by the numbers of their pairs.
-pub fn request_args<'a>(
-    sent: impl IntoIterator<Item = (usize, &'a SentRequest)>,
-    requests: &Requests,
-) -> Vec<String> {
-    let args = |(pair, sent): (usize, &SentRequest)| {
-        let name = requests[&pair].name.to_owned();
-        [pair.to_string(), name, sent.generation.clone()]
-    };
-    sent.into_iter().flat_map(args).collect()
 }
