@@ -55,9 +55,7 @@ impl Flusher {
         let (mut stopped, mut left) = (None, Vec::from_iter(0..batches.len()));
         let mut ends = vec![Ok(Progress::Repeated); batches.len()];
         let begun = Instant::now();
-        let mut is_first = true;
-        while !left.is_empty() && (is_first || begun.elapsed() < TURN) {
-            is_first = false;
+        while !left.is_empty() {
             let some: Vec<_> = left.iter().map(|&index| batches[index]).collect();
             let is_late =
                 *self.stop.borrow() && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE;
@@ -86,6 +84,9 @@ impl Flusher {
                 }
             }
             left.retain(|&index| matches!(ends[index], Ok(Progress::Partial { .. })));
+            if begun.elapsed() >= TURN {
+                break;
+            }
         }
         ends
     }

@@ -1,4 +1,4 @@
-//! How to connect to a database: a URL, options of sqlx, or those of a pool.
+//! Descriptions of a connection to a database: a URL, options of sqlx, or those of a pool.
 
 use sqlx::MySqlPool;
 use sqlx::mysql::MySqlConnectOptions;
