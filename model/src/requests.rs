@@ -73,7 +73,7 @@ pub struct State {
     processes: Vec<Process>,
     /// The calls that may still arrive, and how often.
     sent: BTreeMap<Call, u8>,
-    /// What was decided when the hit in the database was counted.
+    /// The decision with which the hit in the database was counted.
     stored: Decided,
     /// The database contains the hit twice where it must not.
     doubled: bool,
@@ -99,7 +99,7 @@ pub struct State {
 /// The number of generations that have begun, and two for each time that Redis lost both memories.
 type Time = u8;
 
-/// What was decided, as far as no crash has reverted it.
+/// The decisions that no crash has reverted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Decided {
     /// The latest decision, and the time at which it was made.

@@ -36,11 +36,10 @@ impl Counterfoil {
     /// table stays as it is. What expires by itself stays until then: windows of activity, and
     /// known visitors.
     ///
-    /// First stop the processes that have the family open or serve it, and drain it.
-    /// Nothing is removed while an epoch is
-    /// younger than three minutes or hits wait; both are checked in the step that deletes. Nor is
-    /// anything removed while [rejects](crate::MysqlStore::rejects) of the family exist: they
-    /// are hits too. Apply or discard them first.
+    /// First stop the processes that have the family open or serve it, and drain it. Nothing is
+    /// removed while an epoch is younger than three minutes or hits wait; both are checked in the
+    /// step that deletes. Nor is anything removed while [rejects](crate::MysqlStore::rejects) of the
+    /// family exist: they are hits too. Apply or discard them first.
     ///
     /// A call that fails or is interrupted may be repeated.
     ///

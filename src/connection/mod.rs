@@ -50,7 +50,7 @@ enum Link {
     Custom(Box<dyn Boxed>, CustomConnection),
 }
 
-/// What the application knows of a [custom](Connection::custom) connection.
+/// The properties of a [custom](Connection::custom) connection, as the application knows them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CustomConnection {
     /// `true` if it may send a call again by itself. That is harmless, since Redis executes a call

@@ -79,9 +79,10 @@ impl RecountBuilder {
         self
     }
 
-    /// Counts the rows on the server of that store, a replica. Its lag is part of [`within`](Self::within). If the server
-    /// reports the lag to this user (REPLICATION CLIENT, with MariaDB SLAVE MONITOR), the recount
-    /// waits while the replica lags by more, behind any of its sources. Counters above their rows
+    /// Counts the rows on the server of that store, a replica. Its lag is part of
+    /// [`within`](Self::within). If the server reports the lag to this user (REPLICATION CLIENT, with
+    /// MariaDB SLAVE MONITOR), the recount waits while the replica lags by more, behind any of its
+    /// sources. Counters above their rows
     /// are counted again after `within`, when the replica has every row that was counted before. A
     /// [function](Source::function) that reads a replica needs this setting too.
     pub fn replica(mut self, replica: MysqlStore) -> Self {

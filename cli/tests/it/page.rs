@@ -213,7 +213,7 @@ async fn pages_show_what_was_counted() {
     browser.ends().await;
 }
 
-/// Families that are stored, and that nobody uses.
+/// Stored families that no process uses.
 const MANY: &str = "INSERT INTO counterfoil_families
     (namespace, name, kind, partitions, wide, durability, target, shape, settings, database_id)
     SELECT namespace, CONCAT('f', a.n, b.n, c.n, d.n), kind, partitions, wide, durability, target, shape, settings, 'other'
