@@ -127,7 +127,7 @@ impl Activity {
     /// # Panics
     /// If it is called outside of a tokio runtime.
     pub async fn flush(&self) -> Result<Recorded> {
-        self.handle.flush().await
+        self.handle.writer.flush().await
     }
 
     /// Returns the page's views and distinct visitors within the window; zeros for a page without
@@ -147,11 +147,7 @@ impl Activity {
         match timeout(limit.saturating_add(LAST_MOMENT), now).await {
             Ok(now) => now.map_err(Arc::unwrap_or_clone),
             // the caller that asks has a longer limit, or is not polled
-            Err(_) => {
-                handle
-                    .explained(Err(handle.late(ErrorKind::Redis, limit)))
-                    .await
-            }
+            Err(_) => Err(handle.late(ErrorKind::Redis, limit)),
         }
     }
 

@@ -128,7 +128,8 @@ impl BufferedCounters {
     ) -> Result<Outcome> {
         let request = Request::new(&self.0.opened, request, id, delta)?;
         let deadline = self.0.write_deadline();
-        let result = self.0.once(request, &mut progress, None, deadline).await?;
+        let writer = &self.0.writer;
+        let result = writer.once(request, &mut progress, None, deadline).await?;
         Outcome::of(result, self.family(), id)
     }
 
@@ -182,7 +183,7 @@ impl BufferedCounters {
     /// # Panics
     /// If it is called outside of a tokio runtime.
     pub async fn flush(&self) -> Result<Recorded> {
-        self.0.flush().await
+        self.0.writer.flush().await
     }
 
     /// Returns the exact value: every increment acknowledged before the call, none twice, even

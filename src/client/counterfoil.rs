@@ -43,7 +43,12 @@ pub struct Counterfoil {
 }
 
 impl Counterfoil {
-    /// Combines a Redis and a database. It sends nothing yet.
+    /// Combines a Redis and a database. It sends nothing yet. The pair belongs to the current runtime,
+    /// which makes its calls: once that has ended, hits are refused as
+    /// [`Closed`](crate::ErrorKind::Closed).
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
     pub fn new(redis: impl Into<Connection>, store: impl Store) -> Self {
         Counterfoil {
             shared: Arc::new(Shared::new(redis.into(), Arc::new(store))),

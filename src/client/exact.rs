@@ -147,7 +147,7 @@ impl Handle {
             let late = |_| Err(self.late(ErrorKind::Store, within));
             let stored = timeout_at(end, self.stored_once(ids)).await;
             let stored = stored.unwrap_or_else(late);
-            let stored = self.explained(stored).await?.into_iter();
+            let stored = stored?.into_iter();
             let values = stored.map(Option::unwrap_or_default).collect();
             let exact = false;
             Ok(Shown { values, exact })

@@ -15,11 +15,10 @@ use crate::family::Family;
 use crate::family::calendar::{Calendar, Precision, unix_seconds};
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
-use crate::scripts::cached::Seed;
 use crate::scripts::keys::Keys;
 use crate::scripts::partition::{PairResult, Partition, Update};
 use crate::store::Registered;
-use crate::writer::{Deadline, LONGEST, Progress, Recorded, Request, WriteOptions, Writer};
+use crate::writer::{Deadline, LONGEST, Request, WriteOptions, Writer};
 
 /// The extra time of a whole read after its deadline. The wait for the database ends at the
 /// deadline, and its error is more specific than that of the whole read.
@@ -89,33 +88,7 @@ impl Handle {
             ..self.write_deadline().into()
         };
         let update = Update::Add(delta);
-        let added = self.writer.change(key, update, None, options).await;
-        self.explained(added).await
-    }
-
-    /// Counts a request unless it was counted before.
-    pub async fn once(
-        &self,
-        request: Request<'_>,
-        progress: &mut Progress,
-        seed: Option<Seed>,
-        deadline: Deadline,
-    ) -> Result<PairResult> {
-        let once = self.writer.once(request, progress, seed, deadline).await;
-        self.explained(once).await
-    }
-
-    /// Sends the recorded hits and returns their outcome.
-    pub async fn flush(&self) -> Result<Recorded> {
-        self.explained(self.writer.flush().await).await
-    }
-
-    /// Adds the cause to an error if it is the writer's runtime.
-    pub async fn explained<T>(&self, mut done: Result<T>) -> Result<T> {
-        if let Err(error) = &mut done {
-            Box::pin(self.writer.explain([error])).await;
-        }
-        done
+        self.writer.change(key, update, None, options).await
     }
 
     /// Returns the time limits of a counting call that begins now.
@@ -139,10 +112,7 @@ impl Handle {
             .filter_map(|hit| hit.as_ref().ok().copied())
             .collect();
         let options = self.write_deadline().into();
-        let mut results = self.writer.add_many(&checked, options).await;
-        let errors = results.iter_mut().filter_map(|one| one.as_mut().err());
-        self.writer.explain(errors).await;
-        let mut results = results.into_iter();
+        let mut results = self.writer.add_many(&checked, options).await.into_iter();
         let mut next = || {
             results
                 .next()
@@ -206,14 +176,7 @@ impl Handle {
 
     /// Retries a read with a retryable error, until the read timeout. `read` receives the time for
     /// its waits. A read that exceeds it by `LAST_MOMENT` fails as one that waits for Redis.
-    pub async fn repeating<T, F>(&self, read: impl FnMut(Wait) -> F) -> Result<T>
-    where
-        F: Future<Output = Result<T>>,
-    {
-        self.explained(self.repeat(read).await).await
-    }
-
-    async fn repeat<T, F>(&self, mut read: impl FnMut(Wait) -> F) -> Result<T>
+    pub async fn repeating<T, F>(&self, mut read: impl FnMut(Wait) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {

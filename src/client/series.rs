@@ -137,7 +137,7 @@ impl Series {
     /// # Panics
     /// If it is called outside of a tokio runtime.
     pub async fn flush(&self) -> Result<Recorded> {
-        self.handle.flush().await
+        self.handle.writer.flush().await
     }
 
     /// Returns the window of a precision: all its slices in order, with 0 where nothing was

@@ -70,7 +70,7 @@ impl Visitors {
     /// # Panics
     /// If it is called outside of a tokio runtime.
     pub async fn flush(&self) -> Result<Recorded> {
-        self.0.flush().await
+        self.0.writer.flush().await
     }
 
     /// Returns the exact number of visitors of the scope on that day.

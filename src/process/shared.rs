@@ -7,19 +7,20 @@ use std::sync::{Arc, Weak};
 
 use futures_util::future::join;
 use parking_lot::{Mutex, RwLock};
+use tokio::runtime::Handle;
 
 use crate::admin;
 use crate::connection::topology::Topology;
 use crate::connection::{Connection, try_each_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::process::family::{Opened, SHUT_DOWN};
+use crate::process::family::{Opened, RUNTIME_ENDED, SHUT_DOWN};
 use crate::process::work::{Announced, Work};
 use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
 use crate::store::{Registered, Store};
-use crate::writer::Writer;
+use crate::writer::{Route, Writer};
 
 /// The state that the handles of one pair share.
 #[derive(Debug)]
@@ -27,6 +28,8 @@ pub struct Shared {
     pub redis: Connection,
     pub topology: Arc<Topology>,
     pub store: Arc<dyn Store>,
+    /// The runtime of the pair's tasks and connections.
+    runtime: Handle,
     families: RwLock<Families>,
     allow_evicting: AtomicBool,
     /// The kinds for which Redis was found safe.
@@ -49,11 +52,13 @@ struct Families {
 }
 
 impl Shared {
+    /// Creates the state of a pair on the current runtime.
     pub fn new(redis: Connection, store: Arc<dyn Store>) -> Self {
         Shared {
             topology: Arc::new(Topology::of(&redis)),
             redis,
             store,
+            runtime: Handle::current(),
             families: RwLock::default(),
             allow_evicting: AtomicBool::default(),
             safe_for: Mutex::default(),
@@ -66,9 +71,7 @@ impl Shared {
     /// configuration is the same. `registered` is unknown while the database is unreachable.
     pub fn open(&self, family: Family, registered: Option<Registered>) -> Result<InUse> {
         let registered = registered.map(Arc::new);
-        let is_kept = |(opened, writer): &InUse| {
-            opened.is_same(&family, registered.as_ref()) && !writer.has_ended()
-        };
+        let is_kept = |(opened, _): &InUse| opened.is_same(&family, registered.as_ref());
         self.take_in_use(&family, is_kept, |number| {
             Opened::new(number, family.clone(), registered.clone())
         })
@@ -106,12 +109,9 @@ impl Shared {
         }
         let opened = Arc::new(open(number));
         crate::metrics::begin_family(&opened.label, opened.family.is_cached());
-        let (topology, work, closed) = (
-            self.topology.clone(),
-            self.work.clone(),
-            self.closed.clone(),
-        );
-        let writer = Writer::new(self.redis.clone(), opened.clone(), topology, work, closed)?;
+        let (redis, topology) = (self.redis.clone(), self.topology.clone());
+        let route = Route::new(redis, opened.clone(), topology, self.work.clone());
+        let writer = Writer::new(route, self.runtime.clone(), self.closed.clone())?;
         let both = (opened, Arc::new(writer));
         if let Some((opened, writer)) = families.in_use.insert(number, both.clone()) {
             let replaced = &mut families.replaced;
@@ -224,6 +224,19 @@ impl Shared {
             .in_use
             .get(&number)
             .map(|(opened, _)| opened.clone())
+    }
+
+    /// Runs a task of a family on the runtime of the pair. Its caller need not be polled.
+    pub async fn run<T: Send + 'static>(
+        &self,
+        family: &Family,
+        task: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let ended = |_| {
+            let ended = format!("{family}: {RUNTIME_ENDED}");
+            Err(Error::new(ErrorKind::Closed, ended))
+        };
+        self.runtime.spawn(task).await.unwrap_or_else(ended)
     }
 
     /// Returns the store, for operations that only MySQL supports: recounting, rejects, drift.

@@ -162,6 +162,7 @@ impl Partition {
             partition: self,
             hits,
             pairs: pairs.iter().copied(),
+            seeds: Vec::new(),
         };
         Self::add_to(family, fence, &[call], &[]).await
     }

@@ -36,9 +36,6 @@ pub enum Deleted {
     InFlight,
 }
 
-/// Ids with their seeds.
-type Seeds<'a> = Vec<(&'a [u8], Seed)>;
-
 /// A counter's row as it was read back.
 #[derive(Clone, Copy, Debug)]
 pub enum Row {
@@ -68,23 +65,20 @@ impl Partition {
             .into_iter()
             .map(|(id, update)| (id.as_ref(), update))
             .collect();
+        let seeds = seeds.into_iter().map(|(id, seed)| (id.as_ref(), seed));
         let call = PartitionCall {
             partition: self,
             hits: pairs.len() as u64,
             pairs: pairs.iter().copied(),
+            seeds: seeds.collect(),
         };
-        let seeds: Vec<_> = seeds
-            .into_iter()
-            .map(|(id, seed)| (id.as_ref(), seed))
-            .collect();
-        Self::incr_in(fence, &[(self, seeds)], &[call], &[]).await
+        Self::incr_in(fence, &[call], &[]).await
     }
 
     /// Seeds and changes counters of several partitions of one node, some of them under the names of
     /// requests. `calls` must not be empty.
     pub async fn incr_in<'a>(
         fence: Fence<'_>,
-        seeds: &[(&Self, Seeds<'_>)],
         calls: &[PartitionCall<'_, impl Pairs<'a>>],
         requests: &[PairRequest<'_>],
     ) -> Result<Counted> {
@@ -106,11 +100,8 @@ impl Partition {
             call.write_pairs(&mut command);
         }
         write_requests(&mut command, requests);
-        let seeding = join_all(
-            seeds
-                .iter()
-                .map(|(partition, seeds)| partition.seed(fence.home, seeds)),
-        );
+        let seeds = calls.iter().filter(|call| !call.seeds.is_empty());
+        let seeding = join_all(seeds.map(|call| call.partition.seed(fence.home, &call.seeds)));
         // both are sent together, the seeds first; a counter whose seed failed is missing again
         let (_, reply) = join(seeding, command.send(redis)).await;
         let mut reply = reply?;

@@ -371,3 +371,21 @@ pub(crate) fn other_database(family: &Family, known: &str, own: &str) -> Error {
          or namespace, or see \"Two databases\" in the operations manual"
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_process_draws_new_names() {
+        let mut callers = Callers::default();
+        let own = callers.take().unwrap();
+        callers.give_back(own.clone());
+        let next = callers.take().unwrap();
+        assert!(next.name == own.name && next.n > own.n);
+        callers.give_back(next);
+        // as if another process had drawn them
+        callers.process += 1;
+        assert_ne!(callers.take().unwrap().name, own.name);
+    }
+}

@@ -10,6 +10,7 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{Arg, Call, Reply, borrowed, owned, text};
+use crate::scripts::cached::Seed;
 use crate::scripts::keys::{Key, Keys};
 use crate::testing::simulated;
 
@@ -240,6 +241,8 @@ pub struct PartitionCall<'a, P> {
     pub hits: u64,
     /// The ids, each with its update.
     pub pairs: P,
+    /// The seeds of missing counters, applied before the updates; cached counters only.
+    pub seeds: Vec<(&'a [u8], Seed)>,
 }
 
 /// A request: the name that the application gave to a pair of a call.

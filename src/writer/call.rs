@@ -1,12 +1,10 @@
 //! A call, as its waiting callers see it and as it is sent.
 
-use std::future::poll_fn;
-use std::sync::{Arc, OnceLock};
-use std::task::{Poll, Waker};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
+use tokio::sync::SetOnce;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::scripts::fence::Caller;
 use crate::scripts::partition::PairResult;
 use crate::writer::deadline::Deadline;
@@ -15,12 +13,25 @@ use crate::writer::group::{Group, Position};
 /// One call, from its first hit to its outcome.
 #[derive(Debug, Default)]
 pub struct Call {
-    outcome: OnceLock<CallOutcome>,
-    /// The wakers of waiting callers, woken when the call ends, and now and then if it takes long.
-    waiting: Mutex<Vec<Waker>>,
+    outcome: SetOnce<Result<Executed>>,
 }
 
-/// A call in flight, as its driver or lone caller sees it.
+/// A call that was executed.
+#[derive(Debug)]
+pub struct Executed {
+    /// The hits that it carried.
+    pub group: Group,
+    /// The outcome of each pair; after a repeat, with the state at that time.
+    pub results: Vec<PairResult>,
+    pub repeated: bool,
+}
+
+/// Returns whether a call with this error was definitely not executed, and may be made again.
+pub fn was_not_executed(error: &Error) -> bool {
+    error.kind() == ErrorKind::Redis
+}
+
+/// A call in flight, as its driver sees it.
 #[derive(Debug)]
 pub struct Sending {
     /// The hits that it carries, until it has ended.
@@ -46,78 +57,21 @@ impl Sending {
     }
 }
 
-/// The outcome of a call.
-#[derive(Debug)]
-pub enum CallOutcome {
-    /// Executed, with the outcome of each pair that it carried; after a repeat, with the state at
-    /// that time.
-    Counted {
-        group: Group,
-        results: Vec<PairResult>,
-        repeated: bool,
-    },
-    /// Definitely not executed; its hits may join another call.
-    NotExecuted(Error),
-    /// An error that all callers receive.
-    Failed(Error),
-}
-
 impl Call {
-    pub fn outcome(&self) -> Option<&CallOutcome> {
-        self.outcome.get()
+    /// Waits until the call has ended.
+    pub async fn outcome(&self) -> &Result<Executed> {
+        self.outcome.wait().await
     }
 
     /// Sets the outcome, unless it is already set, and wakes all waiting callers.
-    pub fn end(&self, outcome: CallOutcome) {
+    pub fn end(&self, outcome: Result<Executed>) {
         let _ = self.outcome.set(outcome);
-        let waiting = std::mem::take(&mut *self.waiting.lock());
-        waiting.into_iter().for_each(Waker::wake);
     }
+}
 
-    /// Wakes all waiting callers, so that they check the time.
-    pub fn wake(&self) {
-        self.waiting.lock().iter().for_each(Waker::wake_by_ref);
-    }
-
-    /// Completes when the caller is woken next, or at once if the call has ended. `index` is that of
-    /// the caller's waker.
-    pub fn woken(&self, index: &mut Option<usize>) -> impl Future<Output = ()> {
-        let mut is_woken = false;
-        poll_fn(move |cx| {
-            if !is_woken && self.outcome().is_none() {
-                self.listen(cx.waker(), index);
-            }
-            // the call may have ended before its list had the waker
-            if std::mem::replace(&mut is_woken, true) || self.outcome().is_some() {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
-            }
-        })
-    }
-
-    fn listen(&self, waker: &Waker, index: &mut Option<usize>) {
-        let mut waiting = self.waiting.lock();
-        if let Some(own) = index.and_then(|index| waiting.get_mut(index)) {
-            own.clone_from(waker)
-        } else {
-            *index = Some(waiting.len());
-            waiting.push(waker.clone());
-        }
-    }
-
+impl Executed {
     /// Returns the outcome of a hit; `None` if the hit must be tried alone.
-    pub fn own(&self, position: Position) -> Result<Option<PairResult>> {
-        match self.outcome() {
-            Some(CallOutcome::Counted {
-                group,
-                results,
-                repeated,
-            }) => Ok(group.own(position, results, *repeated)),
-            Some(CallOutcome::NotExecuted(error) | CallOutcome::Failed(error)) => {
-                Err(error.clone())
-            }
-            None => Err(Error::corrupt("a call has no outcome")),
-        }
+    pub fn own(&self, position: Position) -> Option<PairResult> {
+        self.group.own(position, &self.results, self.repeated)
     }
 }

@@ -7,7 +7,9 @@ use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::scripts::cached::Seed;
-use crate::scripts::partition::{PairRequest, PairResult, Pairs, Update};
+use crate::scripts::partition::{
+    PairRequest, PairResult, Pairs, Partition, PartitionCall, Update,
+};
 
 /// The maximum number of hits that wait for one call.
 const HITS: u64 = 100_000;
@@ -35,15 +37,6 @@ pub struct Group {
     hits: u64,
     /// The indexes of the pairs by partition, once the group is complete.
     by_partition: Vec<usize>,
-}
-
-/// The hits of one partition in a complete group.
-#[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
-    pub partition: u32,
-    group: &'a Group,
-    /// The indexes of its pairs.
-    indexes: &'a [usize],
 }
 
 /// A pair lies in one cache line: most hits of many ids miss the cache.
@@ -205,16 +198,38 @@ impl Group {
         }
     }
 
-    /// Returns the part of each partition that a call carries.
-    pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+    /// Returns what a call of the complete group carries to each partition.
+    pub fn calls<'a>(
+        &'a self,
+        partition: impl Fn(u32) -> &'a Partition,
+    ) -> Vec<PartitionCall<'a, impl Pairs<'a>>> {
+        let calls = self.parts().map(|(number, indexes)| PartitionCall {
+            partition: partition(number),
+            hits: indexes.iter().map(|index| self.pairs[*index].hits).sum(),
+            pairs: indexes.iter().map(|index| {
+                let pair = &self.pairs[*index];
+                (pair.id(&self.ids), pair.update)
+            }),
+            seeds: self.seeds_of(number),
+        });
+        calls.collect()
+    }
+
+    /// Returns the number of each partition in the complete group, with the indexes of its pairs.
+    pub fn parts(&self) -> impl Iterator<Item = (u32, &[usize])> {
         let partition = |index: usize| self.pairs[index].partition;
         self.by_partition
             .chunk_by(move |one, next| partition(*one) == partition(*next))
-            .map(move |indexes| Part {
-                partition: partition(indexes[0]),
-                group: self,
-                indexes,
-            })
+            .map(move |indexes| (partition(indexes[0]), indexes))
+    }
+
+    fn seeds_of(&self, partition: u32) -> Vec<(&[u8], Seed)> {
+        let seeds = self.seeds.iter();
+        seeds
+            .map(|(index, seed)| (&self.pairs[*index], *seed))
+            .filter(|(pair, _)| pair.partition == partition)
+            .map(|(pair, seed)| (pair.id(&self.ids), seed))
+            .collect()
     }
 
     /// Returns the requests, once the group is complete.
@@ -276,34 +291,6 @@ impl Group {
     }
 }
 
-impl<'a> Part<'a> {
-    /// Returns the number of hits.
-    pub fn hits(self) -> u64 {
-        let hits = self.indexes.iter();
-        hits.map(|index| self.group.pairs[*index].hits).sum()
-    }
-
-    /// Returns the ids, each with its update.
-    pub fn pairs(self) -> impl Pairs<'a> {
-        let Part { group, indexes, .. } = self;
-        indexes.iter().map(|index| {
-            let pair = &group.pairs[*index];
-            (pair.id(&group.ids), pair.update)
-        })
-    }
-
-    /// Returns the seeds of missing counters.
-    pub fn seeds(self) -> Vec<(&'a [u8], Seed)> {
-        let Part { group, .. } = self;
-        let seeds = group.seeds.iter();
-        seeds
-            .map(|(index, seed)| (&group.pairs[*index], *seed))
-            .filter(|(pair, _)| pair.partition == self.partition)
-            .map(|(pair, seed)| (pair.id(&group.ids), seed))
-            .collect()
-    }
-}
-
 impl Pair {
     fn id(self, ids: &[u8]) -> &[u8] {
         &ids[self.id.0..self.id.1]
@@ -352,15 +339,16 @@ mod tests {
         ];
         let positions = hits.map(|hit| group.push(&hit));
         group.complete();
-        let parts = group.parts().map(|part| {
-            let pairs = part.pairs().map(|(id, update)| (id, update.amount()));
-            (part.partition, part.hits(), pairs.collect::<Vec<_>>())
+        let parts = group.parts().map(|(partition, indexes)| {
+            let pairs = indexes.iter().map(|index| group.pairs[*index]);
+            let pairs = pairs.map(|pair| (pair.id(&group.ids), pair.update.amount()));
+            (partition, pairs.collect::<Vec<_>>())
         });
         let a = b"a".as_slice();
         let expected = [
-            (0, 5, vec![(a, 5), (a, -5), (a, i64::MAX)]),
-            (1, 1, vec![(b"b".as_slice(), 1)]),
-            (2, 1, vec![(a, 1)]),
+            (0, vec![(a, 5), (a, -5), (a, i64::MAX)]),
+            (1, vec![(b"b".as_slice(), 1)]),
+            (2, vec![(a, 1)]),
         ];
         assert!(parts.eq(expected));
         assert_eq!((group.len(), group.hits()), (5, 7));

@@ -14,30 +14,26 @@ mod send;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
-use tokio::sync::oneshot;
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use self::call::{Call, CallOutcome, Sending};
+use self::call::{Call, Executed, was_not_executed};
 use self::deadline::LAST_MOMENT;
 pub use self::deadline::{Deadline, LONGEST, WriteOptions};
 use self::group::{Group, Hit, Position};
-use self::queue::{Joined, Queue};
+use self::queue::{Place, Queue};
 pub use self::recorder::Recorded;
 use self::recorder::Recorder;
 pub use self::request::{Progress, Request};
-use self::route::Route;
-use crate::connection::Connection;
+pub use self::route::Route;
 use crate::connection::backoff::Retries;
-use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::process::family::Opened;
-use crate::process::work::Work;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{PairResult, Update, random};
 
@@ -55,8 +51,6 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub struct Writer {
     queue: Arc<Queue>,
-    /// The task that notices the end of the runtime. It ends when this is dropped.
-    watch: OnceLock<oneshot::Sender<()>>,
     /// The partition where the search for the least busy one of a wide family begins.
     turn: AtomicU32,
     recorder: Recorder,
@@ -66,19 +60,10 @@ pub struct Writer {
 type HitResult = Result<PairResult>;
 
 impl Writer {
-    /// Creates a writer that accepts hits until `closed` is set. Its tasks run on the current
-    /// runtime.
-    pub fn new(
-        redis: Connection,
-        opened: Arc<Opened>,
-        topology: Arc<Topology>,
-        work: Arc<Work>,
-        closed: Arc<AtomicBool>,
-    ) -> Result<Self> {
-        let route = Route::new(redis, opened, topology, work);
+    /// Creates a writer that accepts hits until `closed` is set. Its tasks run on this runtime.
+    pub fn new(route: Route, runtime: Handle, closed: Arc<AtomicBool>) -> Result<Self> {
         Ok(Writer {
-            queue: Arc::new(Queue::new(route, closed)?),
-            watch: OnceLock::new(),
+            queue: Arc::new(Queue::new(route, runtime, closed)),
             // random, so that not all processes begin with the same partition
             turn: AtomicU32::new(random()? as u32),
             recorder: Recorder::default(),
@@ -87,13 +72,6 @@ impl Writer {
 
     pub fn route(&self) -> &Route {
         &self.queue.route
-    }
-
-    /// Returns whether the writer no longer counts, because its runtime has ended.
-    pub fn has_ended(&self) -> bool {
-        // of a writer that was not used yet, nothing else notices it
-        self.watch_runtime();
-        self.queue.has_ended()
     }
 
     fn family(&self) -> &Family {
@@ -139,8 +117,8 @@ impl Writer {
         push: fn(&mut Group, &Hit<'_>) -> Position,
     ) -> Result<Option<PairResult>> {
         let push = |group: &mut Group| push(group, hit);
-        let (call, position) = self.count(hit.partition, 1, options, push).await?;
-        call.own(position)
+        self.count(hit.partition, 1, options, push, Executed::own)
+            .await
     }
 
     /// Counts many hits and returns the outcome of each. Hits that fit into one call go together,
@@ -188,65 +166,45 @@ impl Writer {
     ) -> Vec<HitResult> {
         let some = || indexes.iter().map(|index| &hits[*index]);
         let push = |group: &mut Group| some().map(|hit| group.push(hit)).collect::<Vec<_>>();
+        let own = |executed: &Executed, positions: Vec<_>| {
+            let positions = positions.into_iter();
+            positions
+                .map(|position| executed.own(position))
+                .collect::<Vec<_>>()
+        };
         let partition = hits[indexes[0]].partition;
-        let counted = self.count(partition, indexes.len(), options, push).await;
-        let (call, positions) = match counted {
-            Ok(counted) => counted,
+        let counted = self.count(partition, indexes.len(), options, push, own);
+        let own = match counted.await {
+            Ok(own) => own,
             Err(error) => return indexes.iter().map(|_| Err(error.clone())).collect(),
         };
         let mut results = Vec::with_capacity(indexes.len());
-        for (position, hit) in positions.into_iter().zip(some()) {
-            results.push(match call.own(position) {
-                Ok(Some(result)) => Ok(result),
-                Ok(None) => self.add_alone(hit, options).await,
-                Err(error) => Err(error),
+        for (result, hit) in own.into_iter().zip(some()) {
+            results.push(match result {
+                Some(result) => Ok(result),
+                None => self.add_alone(hit, options).await,
             });
         }
         results
     }
 
-    /// Has a task notice the end of the runtime.
-    fn watch_runtime(&self) {
-        self.watch
-            .get_or_init(|| driver::watch_runtime(&self.queue));
-    }
-
-    /// Counts the hits that `push` adds to a group, and waits until Redis has done so. Returns the
-    /// call with its outcome, and the hits' positions in it. A full group is an error unless
-    /// `options.wait` is set, and so is a deadline that leaves no time for a call. `pairs` is the
-    /// number of hits.
-    async fn count<T>(
+    /// Counts the hits that `push` adds to a group, waits until Redis has done so, and returns what
+    /// `own` finds at their positions. A full group is an error unless `options.wait` is set, and so
+    /// is a deadline that leaves no time for a call. `pairs` is the number of hits.
+    async fn count<T, R>(
         &self,
         partition: u32,
         pairs: usize,
         options: WriteOptions,
         mut push: impl FnMut(&mut Group) -> T,
-    ) -> Result<(Arc<Call>, T)> {
+        own: impl FnOnce(&Executed, T) -> R,
+    ) -> Result<R> {
         let (queue, deadline) = (&self.queue, options.deadline);
         queue.route.outage(partition).check(self.family()).await?;
-        self.watch_runtime();
         loop {
             let (call, positions) = match queue.join(partition, pairs, &options, &mut push)? {
-                Joined::Alone(caller, outside) => {
-                    let (call, mut group) = (Arc::new(Call::default()), Group::default());
-                    let positions = push(&mut group);
-                    let sending = Sending::new(group, caller, deadline);
-                    // boxed, because most callers wait for a driver and need no room for this
-                    Box::pin(send::make(queue, sending, &call, Some(outside))).await;
-                    (call, positions)
-                }
-                Joined::Member {
-                    call,
-                    positions,
-                    starts_driver,
-                } => {
-                    if starts_driver {
-                        driver::spawn(queue);
-                    }
-                    wait_for_end(queue, &call, deadline.reply_by).await?;
-                    (call, positions)
-                }
-                Joined::Full(room) if options.wait => {
+                Place::In { call, positions } => (call, positions),
+                Place::Full(room) if options.wait => {
                     let what = "not counted: too many hits were waiting for Redis";
                     let late = |_| queue.route.error(ErrorKind::Redis, what);
                     Box::pin(timeout_at(deadline.reply_by, room))
@@ -254,28 +212,27 @@ impl Writer {
                         .map_err(late)?;
                     continue;
                 }
-                Joined::Full(_) => {
+                Place::Full(_) => {
                     let what = "too many hits are waiting for Redis";
                     return Err(queue.route.error(ErrorKind::Busy, what));
                 }
             };
-            match call.outcome() {
-                Some(CallOutcome::NotExecuted(_)) if Instant::now() < deadline.start_by => {}
-                Some(CallOutcome::NotExecuted(error) | CallOutcome::Failed(error)) => {
+            match end_of(queue, &call, deadline.reply_by).await? {
+                Ok(executed) => return Ok(own(executed, positions)),
+                Err(error) if was_not_executed(error) && Instant::now() < deadline.start_by => {}
+                Err(error) => {
                     queue.route.failed(partition, deadline.began, error);
                     return Err(error.clone());
                 }
-                _ => return Ok((call, positions)),
             }
         }
     }
 
     /// Counts a hit in this process, and makes sure that it is sent soon.
     pub fn record(self: &Arc<Self>, id: &[u8], delta: i64) -> Result<()> {
-        self.watch_runtime();
         self.recorder.record(&self.queue, id, delta)?;
         Recorder::begin(self);
-        Ok(())
+        self.queue.check_runtime()
     }
 
     /// Sends the recorded hits and returns their outcome.
@@ -284,31 +241,19 @@ impl Writer {
         Ok(self.recorded_outcome())
     }
 
-    /// Adds the cause to errors if it is that the runtime of the writer's tasks is not driven, and
-    /// probably also of the connections.
-    pub async fn explain<'e>(&self, errors: impl IntoIterator<Item = &'e mut Error>) {
-        let is_late = |error: &&mut Error| error.is_retryable() || error.outcome_unknown();
-        let late: Vec<_> = errors.into_iter().filter(is_late).collect();
-        if late.is_empty() || !self.queue.is_elsewhere() || self.queue.is_driven().await {
-            return;
-        }
-        for error in late {
-            let what = "the runtime on which the family was opened is not driven";
-            let explained = self.queue.route.error(error.kind(), what);
-            *error = explained.with_source(error.clone());
-        }
-    }
-
     /// Returns the outcome of the recorded hits since the last call.
     pub fn recorded_outcome(&self) -> Recorded {
         self.recorder.outcome()
     }
 
     /// Sends a closed writer's recorded hits and waits for its calls in flight, however long Redis
-    /// is unreachable.
+    /// is unreachable, unless the runtime has ended.
     pub async fn finish(self: &Arc<Self>) -> Result<()> {
         let (mut retries, mut result) = (Retries::default(), Ok(()));
         while let Err(error) = Recorder::send_now(self.clone()).await {
+            if error.kind() == ErrorKind::Closed {
+                return result.and(Err(error));
+            }
             // lost hits are reported at the end; the others are kept and sent again
             result = result.and(retries.wait_out("sending recorded hits", error).await);
         }
@@ -343,27 +288,21 @@ impl Writer {
     }
 }
 
-/// Waits for the end of a call, at most until shortly after the deadline. At the deadline the
-/// driver gives up with a more precise outcome.
-async fn wait_for_end(queue: &Queue, call: &Arc<Call>, reply_by: Instant) -> Result<()> {
-    // a runtime elsewhere may not be driven, and its tasks then do not check the time
-    let (is_elsewhere, mut waker) = (queue.is_elsewhere(), None);
-    let mut limit = reply_by;
-    while limit <= reply_by + LAST_MOMENT {
-        let woken = call.woken(&mut waker);
-        if is_elsewhere {
-            let _ = Box::pin(timeout_at(limit, woken)).await;
-        } else {
-            woken.await;
-        }
-        if call.outcome().is_some() {
-            return Ok(());
-        }
-        if Instant::now() >= limit {
-            queue.dismiss(call);
-            limit += LAST_MOMENT;
-        }
+/// Returns the outcome of a call, at the latest shortly after the deadline. At the deadline its
+/// driver gives up with a more precise error.
+async fn end_of<'c>(
+    queue: &Queue,
+    call: &'c Arc<Call>,
+    reply_by: Instant,
+) -> Result<&'c Result<Executed>> {
+    if let Ok(outcome) = timeout_at(reply_by, call.outcome()).await {
+        return Ok(outcome);
     }
-    let what = "Redis did not reply in time";
-    Err(queue.route.error(ErrorKind::OutcomeUnknown, what))
+    queue.dismiss(call);
+    let late = |_| {
+        let what = "Redis did not reply in time";
+        queue.route.error(ErrorKind::OutcomeUnknown, what)
+    };
+    let end = timeout_at(reply_by + LAST_MOMENT, call.outcome());
+    Box::pin(end).await.map_err(late)
 }

@@ -8,17 +8,19 @@ use std::time::Duration;
 use hashbrown::DefaultHashBuilder;
 use indexmap::IndexMap;
 use parking_lot::Mutex;
+use scopeguard::ScopeGuard;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::process::family::SHUT_DOWN;
-use crate::scripts::fence::{Caller, Callers};
-use crate::writer::call::{Call, CallOutcome, Sending};
-use crate::writer::deadline::{Deadline, SLOW, WriteOptions};
+use crate::process::family::{RUNTIME_ENDED, SHUT_DOWN};
+use crate::scripts::fence::Callers;
+use crate::writer::call::{Call, Executed, Sending, was_not_executed};
+use crate::writer::deadline::{Deadline, WriteOptions};
+use crate::writer::driver;
 use crate::writer::group::Group;
 use crate::writer::route::Route;
 
@@ -30,25 +32,21 @@ const NODE_CALLS: usize = 2;
 /// The longest pause after refusals by Redis.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// The reason why hits are refused once no task is left to send them.
-const RUNTIME_ENDED: &str = "the runtime on which the family was opened has ended";
-
-/// The reasons why hits are not sent, unless Redis gave another.
-const NO_TIME: &str = "not counted: no time was left for a call";
-const SILENCE: &str = "not counted: Redis has not replied to earlier calls";
+/// The reason why hits are not sent, unless Redis gave another.
+const UNSENT: &str = "not counted: no call could be made in time";
 
 /// The hits of one family on their way to Redis.
 #[derive(Debug)]
 pub struct Queue {
     pub route: Route,
-    /// The runtime of the writer's tasks.
+    /// The runtime of the pair, on which calls are made.
     pub runtime: Handle,
     state: Mutex<State>,
     /// Notified when a group has left.
     room: Notify,
     /// Set when the queue no longer accepts hits.
     closed: Arc<AtomicBool>,
-    /// Set when the runtime of the writer's tasks has ended.
+    /// Set when the runtime has ended.
     has_ended: AtomicBool,
 }
 
@@ -61,8 +59,6 @@ struct State {
     drivers: usize,
     /// The drivers' calls in flight.
     in_flight: Vec<InFlight>,
-    /// The deadline of the lone caller's call, while there is one.
-    lone: Option<Instant>,
     callers: Callers,
     refusals: Backoff,
     /// The reason why Redis refused the last call, if it did.
@@ -87,42 +83,35 @@ struct InFlight {
     is_slow: bool,
 }
 
-/// The result of adding hits to a group.
-pub enum Joined<'q, T> {
-    /// Nothing else is in flight: the caller makes the call itself.
-    Alone(Caller, Outside),
-    /// A driver makes the call.
-    Member {
-        call: Arc<Call>,
-        positions: T,
-        /// Set if one more driver must be spawned. It is already counted.
-        starts_driver: bool,
-    },
+/// The place of hits in the queue.
+pub enum Place<'q, T> {
+    /// They leave with this call, each at its position in the group.
+    In { call: Arc<Call>, positions: T },
     /// The group that gathers has no room. Completes when it has left, and so has made room.
     Full(Notified<'q>),
 }
 
-/// The lone caller's call, outside the queue. It is in flight until this is dropped.
-pub struct Outside {
-    queue: Arc<Queue>,
-}
-
 impl Queue {
-    /// Creates a queue whose drivers run on the current runtime. It accepts hits until `closed` is
-    /// set.
-    pub fn new(route: Route, closed: Arc<AtomicBool>) -> Result<Self> {
-        let outside = |error| {
-            let message = "a family is opened outside of a tokio runtime";
-            Error::new(ErrorKind::InvalidInput, message).with_source(error)
-        };
-        Ok(Queue {
+    /// Creates a queue that accepts hits until `closed` is set.
+    pub fn new(route: Route, runtime: Handle, closed: Arc<AtomicBool>) -> Self {
+        Queue {
             route,
-            runtime: Handle::try_current().map_err(outside)?,
+            runtime,
             state: Mutex::default(),
             room: Notify::new(),
             closed,
             has_ended: AtomicBool::new(false),
-        })
+        }
+    }
+
+    /// Spawns a task on the runtime of the pair. The queue ends with a task that is dropped before
+    /// its end: then that runtime has ended.
+    pub fn spawn(self: &Arc<Self>, task: impl Future<Output = ()> + Send + 'static) {
+        let unless_done = scopeguard::guard(self.clone(), |queue| queue.end());
+        self.runtime.spawn(async move {
+            task.await;
+            drop(ScopeGuard::into_inner(unless_done));
+        });
     }
 
     fn closed(&self, why: &str) -> Error {
@@ -130,10 +119,15 @@ impl Queue {
         self.route.error(ErrorKind::Closed, &what)
     }
 
-    /// Returns an error if no task is left to send hits.
-    fn check_runtime(&self) -> Result<()> {
+    /// Returns the error of hits that no task can send.
+    pub fn runtime_ended(&self) -> Error {
+        self.closed(RUNTIME_ENDED)
+    }
+
+    /// Returns an error if the runtime has ended.
+    pub fn check_runtime(&self) -> Result<()> {
         if self.has_ended() {
-            Err(self.closed(RUNTIME_ENDED))
+            Err(self.runtime_ended())
         } else {
             Ok(())
         }
@@ -150,11 +144,9 @@ impl Queue {
     }
 
     /// Returns whether no hit is gathered or in flight. Stays `true` after closing, except for hits
-    /// recorded before. A lone caller that is not polled counts until its deadline.
+    /// recorded before.
     pub fn is_idle(&self) -> bool {
-        let state = self.state.lock();
-        let is_over = |end: Option<Instant>| end.is_none_or(|end| end < Instant::now());
-        is_over(state.lone) && (state.drivers == 0 || self.has_ended())
+        self.state.lock().drivers == 0 || self.has_ended()
     }
 
     /// Returns the slot where hits of this partition gather.
@@ -175,15 +167,14 @@ impl Queue {
     }
 
     /// Adds hits to the group of their partition if it has room for their number of pairs. `push`
-    /// adds them, unless the caller is alone.
+    /// adds them.
     pub fn join<T>(
         self: &Arc<Self>,
         partition: u32,
         pairs: usize,
         options: &WriteOptions,
         push: impl FnOnce(&mut Group) -> T,
-    ) -> Result<Joined<'_, T>> {
-        let slot = self.slot_of(partition);
+    ) -> Result<Place<'_, T>> {
         let mut guard = self.state.lock();
         // under the lock, so that a later check for idleness sees all accepted hits
         if options.accepted_before_close {
@@ -192,18 +183,8 @@ impl Queue {
             self.check_open()?;
         }
         let state = &mut *guard;
-        if state.drivers == 0 && state.lone.is_none() {
-            if Instant::now() >= options.deadline.start_by {
-                return Err(self.unsent(state, NO_TIME));
-            }
-            let caller = state.callers.take()?;
-            state.lone = Some(options.deadline.reply_by);
-            let outside = Outside {
-                queue: self.clone(),
-            };
-            return Ok(Joined::Alone(caller, outside));
-        }
         let most = self.route.family().pairs_a_call();
+        let slot = self.slot_of(partition);
         let gathering = state.gathering.entry(slot).or_insert_with(|| Gathering {
             group: Group::with_capacity(most),
             call: Arc::default(),
@@ -211,15 +192,17 @@ impl Queue {
         });
         let is_first = gathering.group.is_empty();
         if !gathering.group.has_room_for(pairs, most) {
-            return Ok(Joined::Full(self.room.notified()));
+            return Ok(Place::Full(self.room.notified()));
         }
         let positions = push(&mut gathering.group);
         gathering.deadline = gathering.deadline.or(options.deadline);
-        Ok(Joined::Member {
-            call: gathering.call.clone(),
-            positions,
-            starts_driver: is_first && self.takes_driver(state),
-        })
+        let call = gathering.call.clone();
+        let starts_driver = is_first && self.takes_driver(state);
+        drop(guard);
+        if starts_driver {
+            driver::spawn(self);
+        }
+        Ok(Place::In { call, positions })
     }
 
     /// Counts one more driver if a call may start.
@@ -259,13 +242,13 @@ impl Queue {
             } = gathering;
             self.room.notify_waiters();
             if Instant::now() >= deadline.start_by {
-                call.end(CallOutcome::NotExecuted(self.unsent(state, SILENCE)));
+                call.end(Err(self.unsent(state)));
                 continue;
             }
             let caller = match state.callers.take() {
                 Ok(caller) => caller,
                 Err(error) => {
-                    call.end(CallOutcome::Failed(error));
+                    call.end(Err(error));
                     continue;
                 }
             };
@@ -282,15 +265,16 @@ impl Queue {
 
     /// Takes back the caller of a call that has ended. If Redis refused the call, returns the pause
     /// before the next one.
-    pub fn ended(&self, sending: Sending, outcome: &CallOutcome) -> Option<Duration> {
+    pub fn ended(&self, sending: Sending, outcome: &Result<Executed>) -> Option<Duration> {
         let mut state = self.state.lock();
-        // a name that another process may have is not used again
-        if matches!(outcome, CallOutcome::Counted { .. }) {
-            state.callers.give_back(sending.caller);
-        }
-        if let CallOutcome::NotExecuted(refusal) = outcome {
-            state.refusal = Some(refusal.clone());
-            return Some(state.refusals.next().min(LONGEST_PAUSE));
+        match outcome {
+            // a name that another process may have is not used again
+            Ok(_) => state.callers.give_back(sending.caller),
+            Err(refusal) if was_not_executed(refusal) => {
+                state.refusal = Some(refusal.clone());
+                return Some(state.refusals.next().min(LONGEST_PAUSE));
+            }
+            Err(_) => {}
         }
         if state.refusal.is_some() {
             (state.refusals, state.refusal) = (Backoff::default(), None);
@@ -305,68 +289,45 @@ impl Queue {
         if let Some(at) = state.gathering.values().position(is_its) {
             state.gathering.shift_remove_index(at);
             self.room.notify_waiters();
-            call.end(CallOutcome::NotExecuted(self.unsent(&state, SILENCE)));
+            call.end(Err(self.unsent(&state)));
         }
     }
 
     /// Returns the error for hits that were not sent in time: why Redis refused the last call, or
-    /// else this one.
-    fn unsent(&self, state: &State, otherwise: &str) -> Error {
+    /// else that there was no time.
+    fn unsent(&self, state: &State) -> Error {
         let refusal = state.refusal.clone();
-        refusal.unwrap_or_else(|| self.route.error(ErrorKind::Redis, otherwise))
+        refusal.unwrap_or_else(|| self.route.error(ErrorKind::Redis, UNSENT))
     }
 
-    /// Wakes the callers of a slow call and of gathering hits, so that they check the time. Lets
-    /// other slots continue beside the call. Returns whether one more driver must be spawned.
+    /// Lets other slots continue beside a call that takes long. Returns whether one more driver must
+    /// be spawned.
     #[must_use]
-    pub fn check_time(&self, slow: &Arc<Call>) -> bool {
+    pub fn is_slow(&self, call: &Arc<Call>) -> bool {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        slow.wake();
         for one in &mut state.in_flight {
-            one.is_slow |= Arc::ptr_eq(&one.call, slow);
-        }
-        for gathering in state.gathering.values() {
-            gathering.call.wake();
+            one.is_slow |= Arc::ptr_eq(&one.call, call);
         }
         self.takes_driver(state)
     }
 
-    /// Fails all hits on their way and all later ones, because the runtime of the drivers has
-    /// ended.
-    pub fn end(&self) {
+    /// Fails all hits on their way and all later ones, because the runtime has ended.
+    fn end(&self) {
         let mut state = self.state.lock();
         self.has_ended.store(true, Ordering::Relaxed);
         for (_, gathering) in state.gathering.drain(..) {
-            let closed = self.closed(RUNTIME_ENDED);
-            gathering.call.end(CallOutcome::Failed(closed));
+            gathering.call.end(Err(self.runtime_ended()));
         }
         for one in state.in_flight.drain(..) {
             let what = "the runtime that made the call has ended";
             let unknown = self.route.error(ErrorKind::OutcomeUnknown, what);
-            one.call.end(CallOutcome::Failed(unknown));
+            one.call.end(Err(unknown));
         }
         self.room.notify_waiters();
     }
 
-    /// Returns whether the runtime of the writer's tasks has ended.
-    pub fn has_ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Relaxed)
-    }
-
-    /// Returns whether the caller is not on the runtime of the writer's tasks.
-    pub fn is_elsewhere(&self) -> bool {
-        Handle::try_current().is_ok_and(|current| current.id() != self.runtime.id())
-    }
-
-    /// Returns whether the runtime of the writer's tasks runs a task soon.
-    pub async fn is_driven(&self) -> bool {
-        timeout(SLOW, self.runtime.spawn(async {})).await.is_ok()
-    }
-}
-
-impl Drop for Outside {
-    fn drop(&mut self) {
-        self.queue.state.lock().lone = None;
     }
 }

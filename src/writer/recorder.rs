@@ -22,8 +22,8 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// The time limit of a send. Hits that were definitely not counted within it are kept and sent
 /// again.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The time after which a send no longer waits for an earlier one. It is longer than a send takes.
-const STUCK: Duration = Duration::from_secs(10);
+/// The longest time that a flush waits. It is longer than an earlier send and its own take.
+const LONGEST_FLUSH: Duration = Duration::from_secs(12);
 /// The pause after a send of which hits are kept.
 const RETRY: Duration = Duration::from_secs(1);
 /// The number of ids kept for a family.
@@ -170,15 +170,16 @@ impl Recorder {
     pub fn begin(writer: &Arc<Writer>) {
         let running = &writer.recorder.running;
         if !running.load(Ordering::Relaxed) && !running.swap(true, Ordering::AcqRel) {
-            writer.queue.runtime.spawn(send_soon(writer.clone()));
+            writer.queue.spawn(send_soon(writer.clone()));
         }
     }
 
     /// Sends everything that was recorded before. Returns failures since the last call as an error;
     /// refusals are none.
     pub async fn send_now(writer: Arc<Writer>) -> Result<()> {
+        let queue = writer.queue.clone();
         // in its own task: the caller may be dropped, but hits taken for sending must not be lost
-        let sending = tokio::spawn(async move {
+        let sending = queue.runtime.spawn(async move {
             let sent = writer.recorder.send(&writer).await;
             if sent.is_err() {
                 // kept hits are sent again; the task for that may have just ended
@@ -186,17 +187,18 @@ impl Recorder {
             }
             writer.recorder.lost.lock().take().map_or(sent, Err)
         });
-        sending.await.unwrap_or_else(|error| {
-            let message = "the task that sends recorded hits ended early";
-            Err(Error::new(ErrorKind::OutcomeUnknown, message).with_source(error))
-        })
+        match timeout(LONGEST_FLUSH, sending).await {
+            Ok(sent) => sent.unwrap_or_else(|_| Err(queue.runtime_ended())),
+            Err(_) => {
+                let what = "the runtime of the pair does not send recorded hits";
+                Err(queue.route.error(ErrorKind::Redis, what))
+            }
+        }
     }
 
     async fn send(&self, writer: &Writer) -> Result<()> {
         let route = &writer.queue.route;
-        let stuck = |_| route.error(ErrorKind::Redis, "an earlier send has not ended");
-        let sending = timeout(STUCK, self.sending.lock());
-        let _one = sending.await.map_err(stuck)?;
+        let _one = self.sending.lock().await;
         let Some(all) = self.sums.get() else {
             return Ok(());
         };
@@ -217,10 +219,8 @@ impl Recorder {
         let family = route.opened.label.clone();
         let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => family);
         gauge.set(on_their_way as f64);
-        let unsettled = Unsettled(writer);
         let sent = self.send_all(writer, &all[THREADS], &taken).await;
         self.on_their_way.store(0, Ordering::Relaxed);
-        drop(unsettled);
         gauge.set(sent.as_ref().map_or_else(|_| self.hits(), |()| 0) as f64);
         // kept hits are sent again; lost hits must be reported, whichever task was sending them
         if let Err(error) = &sent
@@ -290,25 +290,6 @@ impl Recorder {
         let all = self.sums.get().into_iter().flatten();
         let kept: u64 = all.map(|Sums(sums)| sums.lock().hits()).sum();
         self.on_their_way.load(Ordering::Relaxed) + kept
-    }
-}
-
-/// The hits being sent. If their task is dropped, because its runtime ends, the next flush reports
-/// that their outcome is unknown.
-struct Unsettled<'w>(&'w Writer);
-
-impl Drop for Unsettled<'_> {
-    fn drop(&mut self) {
-        let Writer {
-            queue, recorder, ..
-        } = self.0;
-        let hits = recorder.on_their_way.swap(0, Ordering::Relaxed);
-        if hits > 0 {
-            let what = "the runtime that sent recorded hits has ended";
-            let unknown = queue.route.error(ErrorKind::OutcomeUnknown, what);
-            *recorder.lost.lock() = Some(unknown);
-            queue.route.opened.measure([(hits, None)]);
-        }
     }
 }
 

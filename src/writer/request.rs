@@ -153,11 +153,7 @@ impl Writer {
                 seed,
                 request: Some((request.name, &generation)),
             };
-            let options = deadline.into();
-            let push = |group: &mut Group| group.push(&hit);
-            let (call, position) = self.count(partition, 1, options, push).await?;
-            let result = call.own(position)?;
-            match result {
+            match self.count_one(&hit, deadline.into(), Group::push).await? {
                 Some(PairResult::Expired) => {
                     if progress.is_fixed || progress.doubt.is_some() {
                         return Ok(None);

@@ -13,8 +13,8 @@ use crate::family::kind::Kind;
 use crate::process::family::Opened;
 use crate::process::work::{Announced, Work};
 use crate::scripts::fence::{Destination, Epoch, Fence, Home};
-use crate::scripts::partition::{Counted, Partition, PartitionCall};
-use crate::writer::group::{Group, Part};
+use crate::scripts::partition::{Counted, Partition};
+use crate::writer::group::Group;
 
 /// The partitions and homes of one family in one Redis.
 #[derive(Debug)]
@@ -109,8 +109,8 @@ impl Route {
         let counted = self.call_script(fence, group).await?;
         if let Counted::Executed { due, .. } = &counted {
             for index in due {
-                if let Some(part) = group.parts().nth(*index) {
-                    let partition = (self.opened.number, part.partition);
+                if let Some((partition, _)) = group.parts().nth(*index) {
+                    let partition = (self.opened.number, partition);
                     self.work.announce(Announced::Due(partition));
                 }
             }
@@ -119,12 +119,7 @@ impl Route {
     }
 
     async fn call_script(&self, fence: Fence<'_>, group: &Group) -> Result<Counted> {
-        let calls = group.parts().map(|part| PartitionCall {
-            partition: self.partition(part.partition),
-            hits: part.hits(),
-            pairs: part.pairs(),
-        });
-        let calls: Vec<_> = calls.collect();
+        let calls = group.calls(|number| self.partition(number));
         let requests: Vec<_> = group.requests().collect();
         let family = self.family();
         // calls of other kinds than these two stay in one partition
@@ -132,12 +127,7 @@ impl Route {
         let deltas = || pairs().map(|(id, update)| (id, update.amount()));
         match &family.kind {
             Kind::Buffered => Partition::add_to(family, fence, &calls, &requests).await,
-            Kind::Cached(_) => {
-                let seeds = group.parts().map(Part::seeds);
-                let seeds = calls.iter().map(|call| call.partition).zip(seeds);
-                let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
-                Partition::incr_in(fence, &seeds, &calls, &requests).await
-            }
+            Kind::Cached(_) => Partition::incr_in(fence, &calls, &requests).await,
             Kind::Series(_) => {
                 let labels = self.home(group.partition()).labels();
                 one.add_to_series(family, &labels, fence, deltas()).await

@@ -9,17 +9,15 @@ use crate::metrics;
 use crate::scripts::bundle;
 use crate::scripts::fence::Fence;
 use crate::scripts::partition::Counted;
-use crate::writer::call::{Call, CallOutcome, Sending};
-use crate::writer::queue::{Outside, Queue};
+use crate::writer::call::{Call, Executed, Sending};
+use crate::writer::queue::Queue;
 use crate::writer::route::Route;
 
-/// Makes a call, and pauses if Redis refused it. Others wait neither for a lone caller nor for its
-/// pause.
-pub async fn make(queue: &Queue, mut sending: Sending, call: &Call, lone: Option<Outside>) {
+/// Makes a call, and pauses if Redis refused it.
+pub async fn make(queue: &Queue, mut sending: Sending, call: &Call) {
     let start_by = sending.deadline.start_by;
     let outcome = sending.make(&queue.route).await;
     let pause = queue.ended(sending, &outcome);
-    drop(lone);
     call.end(outcome);
     if let Some(pause) = pause {
         sleep_until(start_by.min(Instant::now() + pause)).await;
@@ -29,23 +27,22 @@ pub async fn make(queue: &Queue, mut sending: Sending, call: &Call, lone: Option
 impl Sending {
     /// Sends the call until its outcome is known or its deadline has passed, and records the
     /// outcome in the metrics.
-    async fn make(&mut self, route: &Route) -> CallOutcome {
+    async fn make(&mut self, route: &Route) -> Result<Executed> {
         let in_time = timeout_at(self.deadline.reply_by, self.repeat(route)).await;
         let outcome = in_time.unwrap_or_else(|_| {
             if self.in_doubt {
-                CallOutcome::Failed(route.error(ErrorKind::OutcomeUnknown, "no reply in time"))
+                Err(route.error(ErrorKind::OutcomeUnknown, "no reply in time"))
             } else {
-                let what = "not counted: no reply in time";
-                CallOutcome::NotExecuted(route.error(ErrorKind::Redis, what))
+                Err(route.error(ErrorKind::Redis, "not counted: no reply in time"))
             }
         });
         match &outcome {
-            CallOutcome::Counted { group, results, .. } => {
+            Ok(Executed { group, results, .. }) => {
                 let settled = group.settled_hits(results);
                 let settled = settled.map(|(hits, result)| (hits, Some(result)));
                 route.opened.measure(settled);
             }
-            CallOutcome::Failed(error) if error.outcome_unknown() => {
+            Err(error) if error.outcome_unknown() => {
                 route.opened.measure([(self.group.hits(), None)]);
             }
             _ => {}
@@ -53,10 +50,10 @@ impl Sending {
         outcome
     }
 
-    async fn repeat(&mut self, route: &Route) -> CallOutcome {
+    async fn repeat(&mut self, route: &Route) -> Result<Executed> {
         let unknown = |what, error: Error| {
             let unknown = route.error(ErrorKind::OutcomeUnknown, what);
-            CallOutcome::Failed(unknown.with_source(error))
+            Err(unknown.with_source(error))
         };
         let mut pause = Backoff::default();
         loop {
@@ -65,12 +62,12 @@ impl Sending {
                 Err(error) => error,
             };
             if !self.in_doubt {
-                return if may_pass(&error) {
+                return Err(if may_pass(&error) {
                     let refused = route.error(ErrorKind::Redis, "not counted");
-                    CallOutcome::NotExecuted(refused.with_source(error))
+                    refused.with_source(error)
                 } else {
-                    CallOutcome::Failed(error)
-                };
+                    error
+                });
             }
             if bundle::may_be_partly_executed(&error) {
                 return unknown("may be partly counted", error);
@@ -86,8 +83,9 @@ impl Sending {
         }
     }
 
-    /// Sends the call once. Until a reply settles it, the call may have been executed.
-    async fn attempt(&mut self, route: &Route) -> Result<CallOutcome> {
+    /// Sends the call once, and returns the outcome that the reply settles. Without a reply, the call
+    /// may have been executed.
+    async fn attempt(&mut self, route: &Route) -> Result<Result<Executed>> {
         let home = route.home(self.group.partition());
         let epoch = match &self.epoch {
             Some(epoch) => epoch,
@@ -104,12 +102,12 @@ impl Sending {
         match route.count(fence, &self.group).await {
             Ok(Counted::Executed {
                 results, repeated, ..
-            }) => Ok(CallOutcome::Counted {
+            }) => Ok(Ok(Executed {
                 group: std::mem::take(&mut self.group),
                 results,
                 // a repeat of a cached family's call receives the reply of the first arrival
                 repeated: repeated && !route.family().is_cached(),
-            }),
+            })),
             Ok(refused) => {
                 if !matches!(refused, Counted::Passed) {
                     home.forget(epoch);
@@ -120,12 +118,11 @@ impl Sending {
                     _ => "another process makes calls with this caller's name",
                 };
                 // only over a connection that never resends was this definitely the only arrival
-                Ok(if was_in_doubt || !route.redis.sends_once() {
-                    CallOutcome::Failed(route.error(ErrorKind::OutcomeUnknown, why))
+                Ok(Err(if was_in_doubt || !route.redis.sends_once() {
+                    route.error(ErrorKind::OutcomeUnknown, why)
                 } else {
-                    let why = format!("not counted: {why}");
-                    CallOutcome::NotExecuted(route.error(ErrorKind::Redis, &why))
-                })
+                    route.error(ErrorKind::Redis, &format!("not counted: {why}"))
+                }))
             }
             Err(error) => {
                 self.in_doubt = was_in_doubt || error.outcome_unknown();

@@ -208,6 +208,7 @@ async fn add(pending: &Pending, partitions: usize, ids: usize, calls: u64) -> f6
                 pairs: names[first..first + ids]
                     .iter()
                     .map(|name| (name.as_bytes(), Update::Add(1))),
+                seeds: Vec::new(),
             })
             .collect();
         let fence = Fence {

@@ -57,6 +57,7 @@ impl Counters for Buffered {
                 partition,
                 hits: 1,
                 pairs: std::iter::once(*pair),
+                seeds: Vec::new(),
             })
             .collect();
         Ok(Partition::add_to(&stage.family.family, key.fence(&home), &calls, &[]).await?)
