@@ -77,10 +77,12 @@ pub mod test_hooks {
     pub use crate::scripts::buffered::{
         Cut, CutBatch, Dropped, FetchReply, LastCut, Lease, Pending, RotateReply, Scan, last_cuts,
     };
-    pub use crate::scripts::cached::{Deleted, Seed};
+    pub use crate::scripts::cached::Deleted;
     pub use crate::scripts::fence::{Destination, Fence};
     pub use crate::scripts::partition::Ticket;
-    pub use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, Update};
+    pub use crate::scripts::partition::{
+        Counted, PairResult, Partition, PartitionCall, Seed, Update,
+    };
     pub use crate::store::mysql::Run;
     pub use crate::testing::ablation::{Guard, take_out};
     pub use crate::testing::simulated::{set_clock_error, set_time};

@@ -13,8 +13,7 @@ use crate::client::seeding::Seeding;
 use crate::error::{Error, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
-use crate::scripts::cached::Seed;
-use crate::scripts::partition::{PairResult, Partition, Ticket, Update};
+use crate::scripts::partition::{PairResult, Partition, Seed, Ticket, Update};
 use crate::writer::{Deadline, Progress, Request};
 
 /// The counters of one open cached family. Each increment returns the new value, and a counter

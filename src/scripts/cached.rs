@@ -12,18 +12,9 @@ use crate::scripts::keys::{Key, Keys};
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
 use crate::scripts::partition::{
-    Counted, PairRequest, PairResult, Pairs, Partition, PartitionCall, Ticket, request_keys, salt,
+    Counted, PairRequest, PairResult, Pairs, Partition, PartitionCall, Seed, request_keys, salt,
     words, write_requests,
 };
-
-/// The seed of a counter: its row, read after the ticket was issued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seed {
-    /// The ticket that Redis issued for the missing counter.
-    pub ticket: Ticket,
-    /// The row's value, read from the database that takes the writes; 0 without a row.
-    pub value: i64,
-}
 
 /// The outcome of `cached_delete` for one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

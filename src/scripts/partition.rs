@@ -10,7 +10,6 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{Arg, Call, Reply, borrowed, owned, text};
-use crate::scripts::cached::Seed;
 use crate::scripts::keys::{Key, Keys};
 use crate::testing::simulated;
 
@@ -82,6 +81,15 @@ impl fmt::Display for Ticket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
+}
+
+/// The seed of a counter: its row, read after the ticket was issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed {
+    /// The ticket that Redis issued for the missing counter.
+    pub ticket: Ticket,
+    /// The row's value, read from the database that takes the writes; 0 without a row.
+    pub value: i64,
 }
 
 /// The outcome of one pair of a call.

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use crate::scripts::cached::Seed;
 use crate::scripts::partition::{
-    PairRequest, PairResult, Pairs, Partition, PartitionCall, Update,
+    PairRequest, PairResult, Pairs, Partition, PartitionCall, Seed, Update,
 };
 
 /// The maximum number of hits that wait for one call.

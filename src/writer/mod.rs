@@ -13,8 +13,8 @@ mod route;
 mod send;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -34,8 +34,7 @@ pub use self::route::Route;
 use crate::connection::backoff::Retries;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::cached::Seed;
-use crate::scripts::partition::{PairResult, Update, random};
+use crate::scripts::partition::{PairResult, Seed, Update, random};
 
 /// The number of a wide family's partitions among which the least busy one is chosen.
 const CANDIDATES: u32 = 8;
@@ -203,7 +202,16 @@ impl Writer {
         queue.route.outage(partition).check(self.family()).await?;
         loop {
             let (call, positions) = match queue.join(partition, pairs, &options, &mut push)? {
-                Place::In { call, positions } => (call, positions),
+                Place::In {
+                    call,
+                    positions,
+                    starts_driver,
+                } => {
+                    if starts_driver {
+                        driver::spawn(queue);
+                    }
+                    (call, positions)
+                }
                 Place::Full(room) if options.wait => {
                     let what = "not counted: too many hits were waiting for Redis";
                     let late = |_| queue.route.error(ErrorKind::Redis, what);

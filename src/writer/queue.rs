@@ -20,7 +20,6 @@ use crate::process::family::{RUNTIME_ENDED, SHUT_DOWN};
 use crate::scripts::fence::Callers;
 use crate::writer::call::{Call, Executed, Sending, was_not_executed};
 use crate::writer::deadline::{Deadline, WriteOptions};
-use crate::writer::driver;
 use crate::writer::group::Group;
 use crate::writer::route::Route;
 
@@ -86,7 +85,12 @@ struct InFlight {
 /// The place of hits in the queue.
 pub enum Place<'q, T> {
     /// They leave with this call, each at its position in the group.
-    In { call: Arc<Call>, positions: T },
+    In {
+        call: Arc<Call>,
+        positions: T,
+        /// Set if one more driver must be spawned. It is already counted.
+        starts_driver: bool,
+    },
     /// The group that gathers has no room. Completes when it has left, and so has made room.
     Full(Notified<'q>),
 }
@@ -169,7 +173,7 @@ impl Queue {
     /// Adds hits to the group of their partition if it has room for their number of pairs. `push`
     /// adds them.
     pub fn join<T>(
-        self: &Arc<Self>,
+        &self,
         partition: u32,
         pairs: usize,
         options: &WriteOptions,
@@ -196,13 +200,11 @@ impl Queue {
         }
         let positions = push(&mut gathering.group);
         gathering.deadline = gathering.deadline.or(options.deadline);
-        let call = gathering.call.clone();
-        let starts_driver = is_first && self.takes_driver(state);
-        drop(guard);
-        if starts_driver {
-            driver::spawn(self);
-        }
-        Ok(Place::In { call, positions })
+        Ok(Place::In {
+            call: gathering.call.clone(),
+            positions,
+            starts_driver: is_first && self.takes_driver(state),
+        })
     }
 
     /// Counts one more driver if a call may start.

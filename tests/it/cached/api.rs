@@ -148,7 +148,9 @@ async fn misses_of_an_id_at_the_same_time_query_the_database_once() {
     };
     let pair = patient(Counterfoil::new(redis.manager().await, store));
     let votes = pair.opened(votes()).await;
-    let views = pair.opened(counterfoil::Family::buffered("test", "views")).await;
+    let views = pair
+        .opened(counterfoil::Family::buffered("test", "views"))
+        .await;
     let incr = |id: &'static str| {
         let votes = votes.clone();
         tokio::spawn(async move { votes.count(id, 1).await })

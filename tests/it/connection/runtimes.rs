@@ -87,7 +87,10 @@ fn runtimes_that_end_take_nothing_with_them() {
             });
         }
     });
-    assert_eq!(home.block_on(views.flush()).unwrap(), counterfoil::Recorded::Counted);
+    assert_eq!(
+        home.block_on(views.flush()).unwrap(),
+        counterfoil::Recorded::Counted
+    );
     let value = home.block_on(views.get("page"));
     assert_eq!(value.unwrap(), 9 * THREADS * ROUNDS);
 }
