@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use counterfoil::recount::{Mode, Source};
+use counterfoil::recount::{Mode, Rows, Source};
 use redis::aio::MultiplexedConnection;
 use sqlx::{AssertSqlSafe, MySqlPool};
 
@@ -36,7 +36,7 @@ pub async fn measure(bench: &mut Bench) {
     let recount = async || {
         let recount = stage
             .pair
-            .recount(&stage.counters)
+            .recount(&stage.counters, Rows::Added)
             .source(Source::table("saves", ["page"]));
         let recount = recount.within(Duration::ZERO).ids_per_second(u32::MAX);
         let started = Instant::now();
@@ -72,7 +72,8 @@ pub async fn measure(bench: &mut Bench) {
             async move {
                 loop {
                     // the hits have no rows here, so the recount only reports
-                    let recount = pair.recount(&counters).source(source()).mode(Mode::Report);
+                    let recount = pair.recount(&counters, Rows::Added).source(source());
+                    let recount = recount.mode(Mode::Report);
                     recount.within(Duration::ZERO).run_once().await.unwrap();
                 }
             }

@@ -139,7 +139,11 @@ fn scope_and_day(id: &str, separator: char) -> Result<(&str, Day)> {
 pub fn recount(
     counterfoil: &Counterfoil,
     counters: &AnyCounters,
-    Recount { source, settings }: &Recount,
+    Recount {
+        source,
+        rows,
+        settings,
+    }: &Recount,
 ) -> Option<RecountBuilder> {
     let mode = if settings.only_report {
         Mode::Report
@@ -147,15 +151,14 @@ pub fn recount(
         Mode::Correct
     };
     let mut builder = match counters {
-        AnyCounters::Buffered(counters) => counterfoil.recount(counters),
-        AnyCounters::Cached(counters) => counterfoil.recount(counters),
+        AnyCounters::Buffered(counters) => counterfoil.recount(counters, *rows),
+        AnyCounters::Cached(counters) => counterfoil.recount(counters, *rows),
         _ => return None,
     }
     .source(source.clone())
     .within(settings.within.0)
     .mode(mode)
-    .ids(settings.ids)
-    .rows_are_deleted(settings.rows_are_deleted);
+    .ids(settings.ids);
     if let Some(difference) = settings.at_most {
         builder = builder.at_most(difference);
     }

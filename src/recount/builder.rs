@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::metrics;
 use crate::recount::recounter::Recounter;
 use crate::recount::recounting::{Mode, Plan, RecountIds, Recounted, Recounting};
-use crate::store::mysql::{MysqlStore, Source};
+use crate::store::mysql::{MysqlStore, Rows, Source};
 use crate::writer::LONGEST;
 
 /// A recount being configured. [`start`](Self::start) or [`run_once`](Self::run_once) begins it.
@@ -33,26 +33,28 @@ impl Counterfoil {
     /// twice. Only proven differences are added: no counter is set to a value, or lowered below its
     /// rows. Hits in flight are unaffected (docs/protocol.md, section 9).
     ///
+    /// `rows` states whether rows are also deleted or changed, which decides the proof.
+    ///
     /// ```no_run
     /// # use std::time::Duration;
-    /// # use counterfoil::{BufferedCounters, Counterfoil, recount::Source};
+    /// # use counterfoil::{BufferedCounters, Counterfoil, recount::{Rows, Source}};
     /// # async fn example(counterfoil: Counterfoil, saves: BufferedCounters) -> counterfoil::Result<()> {
     /// const HOUR: Duration = Duration::from_secs(3600);
     /// let recounter = counterfoil
-    ///     .recount(&saves)
+    ///     .recount(&saves, Rows::Added)
     ///     .source(Source::sql("SELECT user_id, COUNT(*) FROM saves WHERE user_id IN (?) GROUP BY user_id"))
     ///     .within(Duration::from_secs(30))
     ///     .every(3 * HOUR..=6 * HOUR)
     ///     .start()?;
     /// # recounter.shutdown().await }
     /// ```
-    pub fn recount(&self, counters: &impl Recountable) -> RecountBuilder {
+    pub fn recount(&self, counters: &impl Recountable, rows: Rows) -> RecountBuilder {
         RecountBuilder {
             handle: counters.of_recount().clone(),
             source: None,
             within: None,
             every: None,
-            plan: Plan::default(),
+            plan: Plan::new(rows),
         }
     }
 }
@@ -99,17 +101,6 @@ impl RecountBuilder {
     /// Sets whether differences are corrected or only reported. Defaults to [`Mode::Correct`].
     pub fn mode(mut self, mode: Mode) -> Self {
         self.plan.mode = mode;
-        self
-    }
-
-    /// Handles rows that are also deleted or changed, such as likes that are taken back, and
-    /// [sums](crate::recount::Source::sum) of both signs: corrects a counter only if nothing was
-    /// counted in it meanwhile, not even +1 and -1. Others are checked three times in a run, and
-    /// left for the next one. While such a run works, hits wait in Redis for up to twice
-    /// [`within`](Self::within), three times with a [`replica`](Self::replica), and the
-    /// [`timeout`](Self::timeout).
-    pub fn rows_are_deleted(mut self, deleted: bool) -> Self {
-        self.plan.rows_are_deleted = deleted;
         self
     }
 
@@ -168,7 +159,7 @@ impl RecountBuilder {
     }
 
     /// Recounts the family now, and returns at the end. That takes [`within`](Self::within), or
-    /// twice that if [rows are deleted](Self::rows_are_deleted) and a [`replica`](Self::replica)
+    /// twice that if [rows are also deleted](Rows::AddedAndDeleted) and a [`replica`](Self::replica)
     /// counts them, plus the time for counting the rows. If an abandoned run exists, it is finished
     /// from its last position instead of a new one: call this again for a full run.
     ///

@@ -13,4 +13,4 @@ pub use self::builder::RecountBuilder;
 pub use self::recounter::Recounter;
 pub use self::recounting::{Mode, RecountIds, Recounted};
 pub use crate::client::open::Recountable;
-pub use crate::store::mysql::Source;
+pub use crate::store::mysql::{Rows, Source};

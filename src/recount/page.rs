@@ -344,10 +344,10 @@ impl Recounting {
         }
         let family = &self.handle.registered().await?;
         let (replica, limit) = (self.plan.replica.as_ref(), self.plan.timeout);
-        let only_grows = !self.plan.rows_are_deleted;
+        let declared = self.plan.rows;
         let rows = self
             .source
-            .count(&self.mysql, replica, family, ids, limit, only_grows);
+            .count(&self.mysql, replica, family, ids, limit, declared);
         rows.await
     }
 

@@ -11,7 +11,7 @@ use crate::client::handle::Handle;
 use crate::connection::backoff::Retries;
 use crate::error::Result;
 use crate::family::Family;
-use crate::store::mysql::{MysqlStore, Source};
+use crate::store::mysql::{MysqlStore, Rows, Source};
 
 /// The time for which a step is retried while a server is unreachable.
 pub(super) const AWAY: Duration = Duration::from_mins(1);
@@ -44,10 +44,10 @@ pub enum RecountIds {
 /// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
+    pub rows: Rows,
     pub replica: Option<MysqlStore>,
     pub ids: RecountIds,
     pub mode: Mode,
-    pub rows_are_deleted: bool,
     pub at_most: u64,
     pub leave_out: HashSet<String>,
     pub leave_out_prefixes: Vec<String>,
@@ -58,13 +58,13 @@ pub struct Plan {
     pub lease: Duration,
 }
 
-impl Default for Plan {
-    fn default() -> Self {
+impl Plan {
+    pub fn new(rows: Rows) -> Self {
         Plan {
+            rows,
             replica: None,
             ids: RecountIds::default(),
             mode: Mode::default(),
-            rows_are_deleted: false,
             at_most: u64::MAX,
             leave_out: HashSet::new(),
             leave_out_prefixes: Vec::new(),

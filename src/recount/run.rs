@@ -13,11 +13,11 @@ use crate::recount::movement::Cuts;
 use crate::recount::page::Page;
 use crate::recount::recounting::{AWAY, Recounted, Recounting};
 use crate::scripts::partition::random;
-use crate::store::mysql::{Begin, Begun, Cursor, Run, RunState};
+use crate::store::mysql::{Begin, Begun, Cursor, Rows, Run, RunState};
 
 /// The maximum number of waiting pages; they are held in memory.
 const PAGES: usize = 256;
-/// The number of attempts at a counter in a run whose rows are deleted.
+/// The number of attempts at a counter in a run whose rows are also deleted.
 const TRIES: u32 = 3;
 /// The time limit for releasing a run in the database, and for estimating its length.
 const LEAVING: Duration = Duration::from_secs(2);
@@ -209,7 +209,10 @@ impl Recounting {
                 if work.waiting.is_empty() {
                     work.round = None;
                 }
-            } else if is_due(measure) && self.plan.rows_are_deleted && work.round.is_none() {
+            } else if is_due(measure)
+                && self.plan.rows == Rows::AddedAndDeleted
+                && work.round.is_none()
+            {
                 self.begin_round(&mut work).await?;
             } else if is_due(measure) {
                 self.measure_next(&mut work).await?;
@@ -307,7 +310,7 @@ impl Recounting {
 
     /// Returns the last cuts, if rows are also deleted.
     pub async fn cuts(&self) -> Result<Option<Cuts>> {
-        if self.plan.rows_are_deleted {
+        if self.plan.rows == Rows::AddedAndDeleted {
             Cuts::read(&self.handle).await.map(Some)
         } else {
             Ok(None)

@@ -1,6 +1,6 @@
 //! The removal of families that are no longer used.
 
-use counterfoil::recount::Source;
+use counterfoil::recount::{Rows, Source};
 
 use crate::support::*;
 
@@ -258,7 +258,7 @@ async fn a_removed_family_is_not_recounted() {
     let source = Source::function(|_| async { Ok(HashMap::from([("1".to_owned(), 5)])) });
     let recount = pair
         .counterfoil
-        .recount(&saves)
+        .recount(&saves, Rows::Added)
         .source(source)
         .within(millis(20));
     let steps = recount.clone().steps().unwrap();

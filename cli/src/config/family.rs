@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU32;
 
-use counterfoil::recount::{RecountIds, Source};
+use counterfoil::recount::{RecountIds, Rows, Source};
 use counterfoil::{Error, ErrorKind, Family, FamilySettings};
 use serde::Deserialize;
 use toml::Spanned;
@@ -34,6 +34,7 @@ struct Header {
 #[serde(try_from = "RecountSettings")]
 pub struct Recount {
     pub source: Source,
+    pub rows: Rows,
     pub settings: RecountSettings,
 }
 
@@ -47,14 +48,13 @@ pub struct RecountSettings {
     pub filter: Option<String>,
     pub sum: Option<String>,
     sql: Option<String>,
+    rows: Option<Rows>,
     pub within: Time,
     pub every: Time,
     #[serde(default)]
     pub only_report: bool,
     #[serde(default)]
     pub ids: RecountIds,
-    #[serde(default)]
-    pub rows_are_deleted: bool,
     pub at_most: Option<u64>,
     pub ids_per_second: Option<NonZeroU32>,
 }
@@ -63,6 +63,12 @@ impl TryFrom<RecountSettings> for Recount {
     type Error = &'static str;
 
     fn try_from(settings: RecountSettings) -> Result<Self, Self::Error> {
+        let Some(rows) = settings.rows else {
+            return Err(
+                "recount: rows is missing: \"added\" if rows stay as they were added and none counts \
+                 less than 0, \"added_and_deleted\" if they are also deleted or changed",
+            );
+        };
         if settings.within.0.is_zero() || settings.every.0.is_zero() {
             return Err("recount: within and every must be greater than 0");
         }
@@ -83,7 +89,11 @@ impl TryFrom<RecountSettings> for Recount {
         if let Some(column) = &settings.sum {
             source = source.sum(column);
         }
-        Ok(Recount { source, settings })
+        Ok(Recount {
+            source,
+            rows,
+            settings,
+        })
     }
 }
 

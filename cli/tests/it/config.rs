@@ -146,7 +146,7 @@ fn mistakes_are_told_with_file_and_line() {
     let cached = |lines: &str| family(&format!("kind = 'cached'\n{lines}"));
     let named = |name: &str| cached("").replace("'a/b'", &format!("'{name}'"));
     let recount = |lines: &str| cached(&format!("[family.recount]\n{lines}"));
-    let times = "within = '1s'\nevery = '1h'\n";
+    let times = "rows = 'added'\nwithin = '1s'\nevery = '1h'\n";
     let table = "table = 't'\nkeys = ['k']\n";
     let cases = [
         ("x =".to_owned(), 1, ""),
@@ -275,18 +275,33 @@ fn mistakes_are_told_with_file_and_line() {
         (recount("every = '1h'"), 7, "missing field `within`"),
         (recount(times), 7, "either table and keys, or sql"),
         (
-            recount(&format!("every = '1h'\nwithin = '0s'\n{table}")),
+            recount(&format!("within = '1s'\nevery = '1h'\n{table}")),
+            7,
+            "recount: rows is missing: \"added\" if rows stay as they were added and none counts less \
+             than 0, \"added_and_deleted\" if they are also deleted or changed",
+        ),
+        (
+            recount("rows = 'deleted'"),
+            8,
+            "unknown variant `deleted`, expected `added` or `added_and_deleted`",
+        ),
+        (
+            recount(&format!(
+                "rows = 'added'\nevery = '1h'\nwithin = '0s'\n{table}"
+            )),
             7,
             "within and every must be",
         ),
         (
-            recount(&format!("every = '0s'\nwithin = '1s'\n{table}")),
+            recount(&format!(
+                "rows = 'added'\nevery = '0s'\nwithin = '1s'\n{table}"
+            )),
             7,
             "greater than 0",
         ),
         (
             recount(&format!("{times}ids_per_second = 0\n{table}")),
-            10,
+            11,
             "expected a nonzero u32",
         ),
         (

@@ -201,7 +201,7 @@ async fn families_that_others_registered_are_served_or_named() {
 
 #[tokio::test]
 async fn the_metrics_and_the_drift_of_a_removed_family_end() {
-    const RECOUNT: &str = "[family.recount]\ntable = \"hit\"\nkeys = [\"page\"]\nids = \"source\"\nwithin = \"100ms\"\nevery = \"1h\"\n";
+    const RECOUNT: &str = "[family.recount]\nrows = \"added\"\ntable = \"hit\"\nkeys = [\"page\"]\nids = \"source\"\nwithin = \"100ms\"\nevery = \"1h\"\n";
     let site = Site::new().await;
     site.sql(
         "CREATE TABLE hit (page VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (page))",
@@ -516,6 +516,7 @@ kind = \"buffered\"
 name = \"shop/likes\"
 kind = \"buffered\"
 [family.recount]
+rows = \"added\"
 sql = \"SELECT item, COUNT(*) FROM likes WHERE item IN (?) GROUP BY item\"
 within = \"100ms\"
 every = \"200ms\"

@@ -361,7 +361,7 @@ async fn only_a_family_that_is_still_recounted_has_the_time_since() {
     site.sql("CREATE TABLE likes (item VARBINARY(64) NOT NULL, KEY (item))")
         .await;
     let family = "[[family]]\nname = \"shop/likes\"\nkind = \"buffered\"\n";
-    let recount = "[family.recount]\ntable = \"likes\"\nkeys = [\"item\"]\nwithin = \"100ms\"\nevery = \"1h\"\n";
+    let recount = "[family.recount]\nrows = \"added\"\ntable = \"likes\"\nkeys = [\"item\"]\nwithin = \"100ms\"\nevery = \"1h\"\n";
     for recount in [recount, ""] {
         site.configure(&format!("{family}{recount}"));
         let daemon = site.daemon().await;

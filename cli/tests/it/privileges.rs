@@ -24,6 +24,7 @@ kind = "cached"
 table = { name = "item", write = "update", keys = [["id", "unsigned"]], value = "votes" }
 sync_time = "50ms"
 [family.recount]
+rows = "added"
 table = "vote"
 keys = ["item"]
 within = "200ms"

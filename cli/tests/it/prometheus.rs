@@ -27,6 +27,7 @@ sync_hits = 1
 sync_time = "50ms"
 
 [family.recount]
+rows = "added"
 table = "likes"
 keys = ["item"]
 within = "100ms"

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use counterfoil::recount::{RecountBuilder, RecountIds, Source};
+use counterfoil::recount::{RecountBuilder, RecountIds, Rows, Source};
 use counterfoil::{BufferedCounters, ErrorKind};
 use redis::aio::ConnectionManager;
 use sqlx::{Connection, MySqlConnection, MySqlPool};
@@ -50,7 +50,7 @@ impl fmt::Display for Way {
 /// Returns the recount of the library.
 pub fn proven(pair: &Pair, saves: &BufferedCounters) -> RecountBuilder {
     let recount = pair
-        .recount(saves)
+        .recount(saves, Rows::Added)
         .source(Source::table("saves", ["user_id"]))
         .ids(RecountIds::Both);
     recount.within(WITHIN).timeout(TIMEOUT).lease(LEASE)

@@ -38,7 +38,7 @@ pub use self::recount::{Drift, Run};
 pub use self::rejects::{Reject, Retried};
 use self::session::Database;
 use self::shape::Shape;
-pub use self::source::Source;
+pub use self::source::{Rows, Source};
 use self::target::Target;
 use crate::error::{Error, Result};
 use crate::family::Family;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use serde::Deserialize;
 use sqlx::mysql::MySqlRow;
 use sqlx::{FromRow, Row};
 use tokio::time::timeout;
@@ -27,6 +28,27 @@ use crate::store::Registered;
 
 /// The longest wait for a count of rows, which may read all of a table.
 const SCAN: Duration = Duration::from_hours(1);
+
+/// The changes of the rows that a recount counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rows {
+    /// Rows are only added, and each stays and counts the same, 0 or more: purchases, or sums of
+    /// points. Counters are corrected while hits arrive.
+    ///
+    /// If such rows are deleted or changed after all, the recount corrects counters that are right.
+    Added,
+    /// Rows are also deleted or changed, such as likes that are taken back, or count less than 0,
+    /// such as votes of +1 and -1. A mark that the [filter](Source::filter) excludes
+    /// (`deleted_at IS NULL`) deletes a row too.
+    ///
+    /// A counter is corrected only if nothing was counted in it meanwhile, not even +1 and -1.
+    /// Others are checked three times in a run, and left for the next one. While such a run works,
+    /// hits wait in Redis for up to twice [`within`](crate::recount::RecountBuilder::within), three
+    /// times with a [`replica`](crate::recount::RecountBuilder::replica), and the
+    /// [`timeout`](crate::recount::RecountBuilder::timeout).
+    AddedAndDeleted,
+}
 
 /// The rows that a family's counters stand for, and the way to count them for many ids
 /// (docs/protocol.md, section 9).
@@ -49,13 +71,13 @@ const SCAN: Duration = Duration::from_hours(1);
 /// ```
 #[derive(Clone)]
 pub struct Source {
-    rows: Rows,
+    origin: Origin,
     filter: Option<String>,
     sum: Option<String>,
 }
 
 #[derive(Clone)]
-enum Rows {
+enum Origin {
     Sql(String),
     Table { name: String, keys: Vec<String> },
     Function(Arc<Function>),
@@ -87,7 +109,7 @@ impl Source {
     /// character set of the column that it is compared with. [`table`](Self::table) needs none of
     /// this.
     pub fn sql(select: impl Into<String>) -> Self {
-        Source::of(Rows::Sql(select.into()))
+        Source::of(Origin::Sql(select.into()))
     }
 
     /// Creates a source from the rows of a table, whose name may include its schema. `keys` are the
@@ -98,7 +120,7 @@ impl Source {
         name: impl Into<String>,
         keys: impl IntoIterator<Item = impl Into<String>>,
     ) -> Self {
-        Source::of(Rows::Table {
+        Source::of(Origin::Table {
             name: name.into(),
             keys: keys.into_iter().map(Into::into).collect(),
         })
@@ -111,20 +133,20 @@ impl Source {
         F: Fn(Vec<String>) -> R + Send + Sync + 'static,
         R: Future<Output = Counts> + Send + 'static,
     {
-        Source::of(Rows::Function(Arc::new(move |ids| count(ids).boxed())))
+        Source::of(Origin::Function(Arc::new(move |ids| count(ids).boxed())))
     }
 
-    fn of(rows: Rows) -> Self {
+    fn of(origin: Origin) -> Self {
         Source {
-            rows,
+            origin,
             filter: None,
             sum: None,
         }
     }
 
     /// Counts only those rows of the [table](Self::table) that meet a condition, the text of a
-    /// WHERE. A condition that a row may cease to meet, such as `deleted_at IS NULL`, needs
-    /// [`rows_are_deleted`](crate::recount::RecountBuilder::rows_are_deleted).
+    /// WHERE. With a condition that a row may cease to meet, such as `deleted_at IS NULL`, rows are
+    /// [also deleted](Rows::AddedAndDeleted).
     #[must_use]
     pub fn filter(mut self, condition: impl Into<String>) -> Self {
         self.filter = Some(condition.into());
@@ -133,7 +155,7 @@ impl Source {
 
     /// Uses the sum of that column of the [table](Self::table), an integer, instead of the number
     /// of rows. A column that may be below 0, such as votes of +1 and -1, needs
-    /// [`rows_are_deleted`](crate::recount::RecountBuilder::rows_are_deleted).
+    /// [`Rows::AddedAndDeleted`].
     #[must_use]
     pub fn sum(mut self, column: impl Into<String>) -> Self {
         self.sum = Some(column.into());
@@ -142,7 +164,7 @@ impl Source {
 
     /// Returns whether the source can list the ids that have rows.
     pub(crate) fn lists_ids(&self) -> bool {
-        matches!(self.rows, Rows::Table { .. })
+        matches!(self.origin, Origin::Table { .. })
     }
 
     /// Refuses a source that does not fit this family.
@@ -150,8 +172,8 @@ impl Source {
     pub fn check(&self, family: &Family) -> Result<()> {
         let wrong = |what: String| Err(wrong(family, what));
         let expected = family.table.as_ref().map_or(1, |table| table.keys.len());
-        match &self.rows {
-            Rows::Table { name, keys } => {
+        match &self.origin {
+            Origin::Table { name, keys } => {
                 if !is_table_name(name) {
                     return wrong(format!("{name:?} is not a name that MySQL accepts"));
                 }
@@ -170,16 +192,16 @@ impl Source {
             _ if self.filter.is_some() || self.sum.is_some() => {
                 return wrong("only a table has a filter or a sum".into());
             }
-            Rows::Sql(text) if !text.contains("(?)") => {
+            Origin::Sql(text) if !text.contains("(?)") => {
                 return wrong(format!("the ids need at least one (?): {text}"));
             }
-            Rows::Sql(_) | Rows::Function(_) => {}
+            Origin::Sql(_) | Origin::Function(_) => {}
         }
         Ok(())
     }
 
     /// Returns the number of rows of each id, in the order of the ids. Fails if that takes longer
-    /// than `limit`, or if a count `only_grows` with each row and one is below 0.
+    /// than `limit`, or if the rows are only added and a count is below 0.
     pub(crate) async fn count(
         &self,
         mysql: &MysqlStore,
@@ -187,11 +209,11 @@ impl Source {
         family: &Registered,
         ids: &[&str],
         limit: Duration,
-        only_grows: bool,
+        declared: Rows,
     ) -> Result<Vec<i64>> {
         let count = async {
-            match &self.rows {
-                Rows::Function(count) => {
+            match &self.origin {
+                Origin::Function(count) => {
                     let counted = count(ids.iter().map(|&id| id.to_owned()).collect()).await;
                     counted
                         .map_err(|source| Error::store("rows were not counted").with_source(source))
@@ -200,7 +222,7 @@ impl Source {
                     let target = mysql.target(&family.family).await?;
                     let source = server(mysql, replica);
                     let keys = self.keys(&source, &target, family).await?;
-                    let select = self.select(&keys, family, ids, only_grows)?;
+                    let select = self.select(&keys, family, ids, declared)?;
                     counts(family, rows(&source, family, select).await?)
                 }
             }
@@ -213,10 +235,10 @@ impl Source {
             .collect();
         let wrong = |id: &str, what| Err(wrong(&family.family, format!("{id:?} {what}")));
         let mut counted = ids.iter().zip(&rows);
-        if let Some((id, _)) = counted.find(|(_, count)| only_grows && **count < 0) {
+        if let Some((id, _)) = counted.find(|(_, count)| declared == Rows::Added && **count < 0) {
             return wrong(
                 id,
-                "has a count or a row below 0, which needs rows_are_deleted(true)",
+                "has a count or a row below 0, so its rows are not \"added\" but \"added_and_deleted\"",
             );
         }
         match counts.keys().next() {
@@ -234,7 +256,7 @@ impl Source {
         family: &Registered,
     ) -> Result<Vec<StoredKey>> {
         let mut keys = target.id_keys().to_vec();
-        if let Rows::Table { name, keys: names } = &self.rows {
+        if let Origin::Table { name, keys: names } = &self.origin {
             let columns = shape::columns(source, name).await?;
             for (key, name) in keys.iter_mut().zip(names) {
                 // the server's own error names a column that is missing
@@ -253,16 +275,16 @@ impl Source {
         keys: &[StoredKey],
         family: &Registered,
         ids: &[&str],
-        only_grows: bool,
+        declared: Rows,
     ) -> Result<Statement> {
         // the application's own text converts by itself
-        let marks = match self.rows {
-            Rows::Table { .. } => join(keys, ", ", |key| key.parameter(true)),
+        let marks = match self.origin {
+            Origin::Table { .. } => join(keys, ", ", |key| key.parameter(true)),
             _ => join(keys, ", ", |_| "?".to_owned()),
         };
         // MySQL takes (?) for a row of one column as well
         let marks = vec![format!("({marks})"); ids.len()].join(", ");
-        let text = self.text(keys, only_grows);
+        let text = self.text(keys, declared);
         let folding: String = keys
             .iter()
             .filter(|key| is_text(key))
@@ -287,10 +309,10 @@ impl Source {
         Ok(select)
     }
 
-    fn text(&self, keys: &[StoredKey], only_grows: bool) -> String {
-        match &self.rows {
-            Rows::Sql(text) => text.clone(),
-            Rows::Table {
+    fn text(&self, keys: &[StoredKey], declared: Rows) -> String {
+        match &self.origin {
+            Origin::Sql(text) => text.clone(),
+            Origin::Table {
                 name,
                 keys: columns,
             } => {
@@ -301,7 +323,7 @@ impl Source {
                     Some(column) => {
                         let column = quoted(column);
                         let sum = format!("COALESCE(SUM({column}), 0)");
-                        if only_grows {
+                        if declared == Rows::Added {
                             format!("CASE WHEN MIN({column}) < 0 THEN -1 ELSE {sum} END")
                         } else {
                             sum
@@ -314,7 +336,7 @@ impl Source {
                     "SELECT {exact}, {count} FROM {name} WHERE ({columns}) IN (?){filter} GROUP BY {exact}"
                 )
             }
-            Rows::Function(_) => String::new(),
+            Origin::Function(_) => String::new(),
         }
     }
 
@@ -334,10 +356,10 @@ impl Source {
         after: Option<&str>,
         limit: usize,
     ) -> Result<IdPage> {
-        let Rows::Table {
+        let Origin::Table {
             name,
             keys: columns,
-        } = &self.rows
+        } = &self.origin
         else {
             return Ok(IdPage::default());
         };

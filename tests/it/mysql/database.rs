@@ -1,7 +1,7 @@
 //! A test's own database, batches for it, and the sums of their outcomes.
 
 use counterfoil::admin::Reject;
-use counterfoil::recount::{Recounted, Source};
+use counterfoil::recount::{Recounted, Rows, Source};
 
 use crate::support::*;
 
@@ -310,7 +310,7 @@ pub async fn recounted(
             move |ids| async move { Ok(ids.into_iter().map(|id| (id, rows)).collect()) },
         );
     let recounted = counterfoil
-        .recount(&counters)
+        .recount(&counters, Rows::Added)
         .source(source)
         .within(Duration::ZERO)
         .run_once()

@@ -3,7 +3,7 @@
 use counterfoil::metrics::{
     RECOUNT_BUSY, RECOUNT_CHECKED, RECOUNT_CORRECTED, RECOUNT_DRIFTED, RECOUNT_FINISHED,
 };
-use counterfoil::recount::{Mode, RecountBuilder, RecountIds, Source};
+use counterfoil::recount::{Mode, RecountBuilder, RecountIds, Rows, Source};
 
 use super::{WITHIN, saves};
 use crate::support::{self};
@@ -174,7 +174,7 @@ async fn what_moves_is_left_alone_where_rows_are_deleted() {
         }
     });
     pause(20).await;
-    let recount = || pair.recount(&saves).rows_are_deleted(true);
+    let recount = || pair.recount_of(&saves, Rows::AddedAndDeleted);
     expect(recount(), &[("checked", 8), ("busy", 1), ("drifted", 0)]).await;
     counting.abort();
     let _ = counting.await;
@@ -401,7 +401,10 @@ async fn a_filter_means_what_it_means_to_mysql() {
     users.count("1", 2).await;
     counterfoil.drained().await;
     let hidden = saves().filter("is_deleted = 1 || is_hidden = 1");
-    let recount = counterfoil.recount(&users).source(hidden).within(WITHIN);
+    let recount = counterfoil
+        .recount(&users, Rows::Added)
+        .source(hidden)
+        .within(WITHIN);
     expect(recount, &[("checked", 1), ("drifted", 0)]).await;
 }
 
@@ -509,11 +512,13 @@ async fn what_is_missing_or_not_allowed_is_named() {
     let of_source = from(Source::sql("SELECT 1, 2 WHERE 1 IN (?)")).ids(RecountIds::Source);
     for (recount, text) in [
         (
-            counterfoil.recount(&saves).within(WITHIN),
+            counterfoil.recount(&saves, Rows::Added).within(WITHIN),
             "source() is required",
         ),
         (
-            counterfoil.recount(&saves).source(super::saves()),
+            counterfoil
+                .recount(&saves, Rows::Added)
+                .source(super::saves()),
             "within() is required",
         ),
         (pair.recount(&saves).ids_per_second(0), "ids_per_second()"),

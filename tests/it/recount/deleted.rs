@@ -1,6 +1,6 @@
 //! Recounts of rows that are also deleted (docs/protocol.md, section 9).
 
-use counterfoil::recount::{RecountIds, Source};
+use counterfoil::recount::{RecountIds, Rows, Source};
 use tokio::time::sleep;
 
 use crate::support::*;
@@ -43,7 +43,7 @@ async fn likes_that_come_and_go_are_not_corrected() {
     let mut corrected = 0;
     let runs = (random::cases(40) / 20).clamp(1, 20);
     for _ in 0..runs {
-        let run = pair.recount(&likes).rows_are_deleted(true);
+        let run = pair.recount_of(&likes, Rows::AddedAndDeleted);
         let run = run.ids(RecountIds::Both).within(millis(1500));
         let done = run.timeout(secs(2)).run_once().await.unwrap();
         corrected += done.raised + done.lowered;
@@ -71,18 +71,19 @@ async fn a_sum_of_both_signs_needs_counters_that_do_not_move() {
     scores.count("1", -1).await;
     scores.count("2", 2).await;
     pair.drain().await;
-    let votes = || {
+    let votes = |rows| {
         let votes = Source::table("votes", ["item"]).sum("vote");
-        pair.recount(&scores).source(votes).within(millis(100))
+        let recount = pair.recount_of(&scores, rows);
+        recount.source(votes).within(millis(100))
     };
     // the vote against 2 may be counted yet
     refused(
-        votes().run_once().await,
+        votes(Rows::Added).run_once().await,
         InvalidInput,
-        "rows_are_deleted(true)",
+        "so its rows are not \"added\" but \"added_and_deleted\"",
     );
     assert_eq!(scores.get_many(["1", "2"]).await.unwrap(), [-1, 2]);
-    let done = votes().rows_are_deleted(true).run_once().await.unwrap();
+    let done = votes(Rows::AddedAndDeleted).run_once().await.unwrap();
     assert_eq!((done.raised, done.lowered), (0, 2), "{done:?}");
     assert_eq!(scores.get_many(["1", "2"]).await.unwrap(), [-2, 1]);
 }

@@ -1,6 +1,6 @@
 //! Bad input, unavailable servers, and recounters whose runs are taken over.
 
-use counterfoil::recount::{RecountIds, Source};
+use counterfoil::recount::{RecountIds, Rows, Source};
 
 use super::api::{of_items, shown_and_stored, votes};
 use super::{WITHIN, measured};
@@ -122,7 +122,10 @@ async fn a_source_with_a_further_parameter_leaves_the_pool_usable() {
     let saves = client.opened(family("saves")).await;
     for _ in 0..3 {
         let source = super::saves().filter("event > ?");
-        let recount = client.recount(&saves).source(source).within(WITHIN);
+        let recount = client
+            .recount(&saves, Rows::Added)
+            .source(source)
+            .within(WITHIN);
         let recounted = timeout(secs(10), recount.run_once()).await;
         let recounted = recounted.expect("not asked again");
         refused(recounted, InvalidInput, "parameters");
@@ -250,7 +253,10 @@ async fn a_process_with_a_former_number_of_partitions_corrects_nothing() {
         let rows = HashMap::from([(row.clone(), 5)]);
         async { Ok(rows) }
     });
-    let recount = pair.counterfoil.recount(&former).source(source);
+    let recount = pair
+        .counterfoil
+        .recount(&former, Rows::Added)
+        .source(source);
     let recount = recount.within(WITHIN);
     let steps = recount.clone().steps().unwrap();
     let run = steps.take().await.unwrap().unwrap();
@@ -285,7 +291,10 @@ async fn a_cached_counter_shows_a_correction_whose_commit_had_no_reply() {
         async { Ok(HashMap::from([("1".to_owned(), 5)])) }
     });
     let recount = other
-        .recount(&other.opened(of_items(Durability::Immediate)).await)
+        .recount(
+            &other.opened(of_items(Durability::Immediate)).await,
+            Rows::Added,
+        )
         .source(source);
     let done = recount.within(WITHIN).run_once().await.unwrap();
     assert_eq!((done.drifted, done.raised), (1, 1), "{done:?}");
@@ -301,7 +310,7 @@ async fn a_run_that_is_taken_over_shows_the_corrections_of_its_former_holder() {
     let proxy = Proxy::to(&pair.redis);
     let other = pair.over(proxy.manager().await);
     let of_other = other.opened(of_items(Durability::Immediate)).await;
-    let recount = other.recount(&of_other).source(super::saves());
+    let recount = other.recount(&of_other, Rows::Added).source(super::saves());
     let steps = recount.within(WITHIN).steps().unwrap();
     let (run, difference) = measured(&steps, "1").await;
     proxy.black_hole();

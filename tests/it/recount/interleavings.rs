@@ -4,6 +4,7 @@
 //! guards it does leave it. If rows are also deleted, +1 and -1 cancel, so equal values do not prove
 //! that a counter did not move.
 
+use counterfoil::recount::Rows;
 use counterfoil::test_hooks::{Before, Difference, Page, Recounting, Run};
 use proptest::test_runner::Config;
 
@@ -381,11 +382,14 @@ impl World {
 }
 
 fn recounting(pair: &Pair, counters: &Counters, of: Of) -> Recounting {
-    let recount = match counters {
-        Counters::Buffered(saves) => pair.recount(saves),
-        Counters::Cached(saves) => pair.recount(saves),
+    let rows = match of {
+        Of::Deleted => Rows::AddedAndDeleted,
+        _ => Rows::Added,
     };
-    let recount = recount.rows_are_deleted(matches!(of, Of::Deleted));
+    let recount = match counters {
+        Counters::Buffered(saves) => pair.recount_of(saves, rows),
+        Counters::Cached(saves) => pair.recount_of(saves, rows),
+    };
     recount.within(Duration::ZERO).steps().unwrap()
 }
 

@@ -7,7 +7,7 @@ mod interleavings;
 mod rejected;
 mod replica;
 
-use counterfoil::recount::{RecountBuilder, Recountable, Source};
+use counterfoil::recount::{RecountBuilder, Recountable, Rows, Source};
 use counterfoil::test_hooks::{Difference, Recounting, Run};
 
 use crate::support::*;
@@ -15,10 +15,14 @@ use crate::support::*;
 const WITHIN: Duration = millis(20);
 
 impl Pair {
-    /// Recounts the rows of `saves` by `user_id`, which are counted at once.
+    /// Recounts the rows of `saves` by `user_id`, which are only added and counted at once.
     fn recount(&self, counters: &impl Recountable) -> RecountBuilder {
+        self.recount_of(counters, Rows::Added)
+    }
+
+    fn recount_of(&self, counters: &impl Recountable, rows: Rows) -> RecountBuilder {
         self.counterfoil
-            .recount(counters)
+            .recount(counters, rows)
             .source(saves())
             .within(WITHIN)
     }

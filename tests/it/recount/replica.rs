@@ -1,6 +1,6 @@
 //! Recounts with a replica that lags.
 
-use counterfoil::recount::Source;
+use counterfoil::recount::{Rows, Source};
 use counterfoil::test_hooks::{CutBatch, Partition};
 
 use super::{WITHIN, saves};
@@ -18,15 +18,20 @@ fn lagging(lag: Duration) -> Source {
 
 #[tokio::test]
 async fn a_counted_row_that_a_replica_lacks_is_not_taken_away() {
-    for (deleted, value, lowered) in [(false, 2, 0), (false, 3, 1), (true, 2, 0), (true, 3, 1)] {
+    for (rows, value, lowered) in [
+        (Rows::Added, 2, 0),
+        (Rows::Added, 3, 1),
+        (Rows::AddedAndDeleted, 2, 0),
+        (Rows::AddedAndDeleted, 3, 1),
+    ] {
         let (pair, saves) = Pair::of(family("saves")).await;
         saves.count("1", value).await;
         pair.drain().await;
-        let recount = pair.recount(&saves).rows_are_deleted(deleted);
+        let recount = pair.recount_of(&saves, rows);
         let recount = recount.replica(pair.mysql().clone()).within(millis(800));
         let done = recount.source(lagging(millis(700))).run_once().await;
         let done = done.unwrap();
-        assert_eq!(saves.value("1").await, 2, "{value}, {deleted}: {done:?}");
+        assert_eq!(saves.value("1").await, 2, "{value}, {rows:?}: {done:?}");
         assert_eq!((done.lowered, done.drifted), (lowered, lowered), "{done:?}");
     }
 }
@@ -66,7 +71,10 @@ async fn a_batch_that_is_partly_saved_is_not_counted_again() {
     let saved = partition.saved(id, &[(b"1", Some(1))]).await;
     assert_eq!(saved.unwrap(), Some(1));
 
-    let recount = counterfoil.recount(&votes).source(saves()).within(WITHIN);
+    let recount = counterfoil
+        .recount(&votes, Rows::Added)
+        .source(saves())
+        .within(WITHIN);
     let done = recount.run_once().await.unwrap();
     assert_eq!((done.checked, done.drifted), (2, 0), "{done:?}");
     assert_eq!(pair.stored().await, 2);
@@ -96,7 +104,9 @@ async fn a_correction_that_a_replica_lacks_is_not_made_again() {
     let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
     let saves = counterfoil.opened(users()).await;
     for raised in [1, 0] {
-        let recount = counterfoil.recount(&saves).source(super::saves());
+        let recount = counterfoil
+            .recount(&saves, Rows::Added)
+            .source(super::saves());
         let done = recount.within(WITHIN).run_once().await.unwrap();
         assert_eq!(done.raised, raised, "{done:?}");
     }

@@ -14,6 +14,7 @@ kind = "cached"
 table = { name = "item", write = "update", keys = [["id", "signed"]], value = "likes" }
 
 [family.recount]
+rows = "added"
 table = "other.likes"
 keys = ["item"]
 within = "1s"
@@ -24,6 +25,7 @@ name = "forum/saves"
 kind = "buffered"
 
 [family.recount]
+rows = "added"
 sql = "SELECT item, COUNT(*) FROM saves WHERE item IN (?) GROUP BY item"
 within = "1s"
 every = "1h"

@@ -15,6 +15,7 @@ name = "shop/likes"
 kind = "buffered"
 
 [family.recount]
+rows = "added"
 table = "likes"
 keys = ["item"]
 within = "100ms"
