@@ -225,6 +225,7 @@ impl Segment<'_> {
     fn numbers(&self) -> RangeInclusive<i128> {
         let all = match self.kind {
             KeyType::Signed => i64::MIN.into()..=i64::MAX.into(),
+            KeyType::DateTime => 0..=KeyType::LAST_SECOND.into(),
             _ => 0..=u64::MAX.into(),
         };
         match &self.extent {
@@ -248,7 +249,7 @@ impl Segment<'_> {
         };
         let (least, most) = (usize::from(!self.may_be_empty), self.most(longest));
         match self.kind {
-            KeyType::Unsigned | KeyType::Signed => numbers(&self.numbers()),
+            KeyType::Unsigned | KeyType::Signed | KeyType::DateTime => numbers(&self.numbers()),
             KeyType::Date => DAY.to_owned(),
             KeyType::Uuid => "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}".to_owned(),
             KeyType::Text => format!("{any}{{{least},{most}}}"),
@@ -272,6 +273,10 @@ impl Segment<'_> {
                 format!("a number from {least} to {most} without leading zeros")
             }
             KeyType::Date => "a day YYYY-MM-DD".to_owned(),
+            KeyType::DateTime => {
+                let (least, most) = self.numbers().into_inner();
+                format!("a time in Unix seconds from {least} to {most} without leading zeros")
+            }
             KeyType::Uuid => "a UUID in lower case with hyphens".to_owned(),
             KeyType::Text | KeyType::Char => {
                 let (most, unit) = match self.extent {
@@ -299,9 +304,11 @@ const DAY: &str = "(?:[1-9][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[
     |(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))\
     |(?:[1-9][0-9](?:0[48]|[2468][048]|[13579][26])|(?:[2468][048]|[13579][26])00)-02-29)";
 
-/// Returns the pattern of the numbers of a range that includes 0, without leading zeros or `-0`.
+/// Returns the pattern of the numbers of a range that includes 0, or begins at 1, without leading
+/// zeros or `-0`.
 fn numbers(range: &RangeInclusive<i128>) -> String {
-    let mut ways = vec!["0".to_owned()];
+    let mut ways = Vec::new();
+    ways.extend(range.contains(&0).then(|| "0".to_owned()));
     ways.extend(up_to(*range.end(), ""));
     ways.extend(up_to(-*range.start(), "-"));
     format!("(?:{})", ways.join("|"))

@@ -14,6 +14,17 @@ use crate::family::day::Day;
 /// An id is split at the separator into one segment per key column. Every segment must have its one
 /// canonical spelling (`7`, never `07`), so that two ids never mean one row.
 ///
+/// The ids that a series or activity keeps begin with the slice, for which the table has a column:
+///
+/// ```
+/// use counterfoil::{KeyType, Table};
+/// // hours like 1410134400/home into hourly(hour DATETIME, page, hits)
+/// let hourly = Table::upsert("hourly")
+///     .key("hour", KeyType::DateTime)
+///     .key("page", KeyType::Text)
+///     .value("hits");
+/// ```
+///
 /// ```
 /// use counterfoil::{KeyType, Table};
 /// // ids like 12345/2014-09-20 into visitors(store_id, day, count)
@@ -33,6 +44,9 @@ pub struct Table {
     pub(crate) value: String,
     #[serde(default = "slash")]
     pub(crate) separator: char,
+    /// The offset from UTC of the times in `DATETIME` columns, such as `+05:30`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) utc_offset: Option<String>,
     /// The columns that an update leaves as they are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) unchanged: Vec<String>,
@@ -90,8 +104,14 @@ pub enum KeyType {
     /// `-9223372036854775808` to `9223372036854775807`, without leading zeros or `+`; any signed
     /// integer column.
     Signed,
-    /// `YYYY-MM-DD`, a day that exists, years 1000 to 9999; a `DATE` column.
+    /// `YYYY-MM-DD`, a day that exists, years 1000 to 9999; a `DATE` column, or the midnights of a
+    /// `DATETIME` one.
     Date,
+    /// `0` to `253402300799`, seconds of Unix time without leading zeros, as
+    /// [kept](crate::FamilyBuilder::keep) slices of a fixed length and minutes have them; a
+    /// `DATETIME` column in UTC or at a fixed [offset](Table::utc_offset) from it, or a `TIMESTAMP`
+    /// one (from `1` to `2147483647`).
+    DateTime,
     /// The bytes as they are; a `VARBINARY` column, or a `VARCHAR` one with a binary collation that
     /// does not pad.
     Text,
@@ -144,6 +164,7 @@ impl Table {
             keys: Vec::new(),
             value: String::new(),
             separator: slash(),
+            utc_offset: None,
             unchanged: Vec::new(),
             missing,
         }
@@ -173,6 +194,18 @@ impl Table {
         self
     }
 
+    /// Sets how far the times in `DATETIME` columns are ahead of UTC, `+05:30`, or behind it,
+    /// `-03:00`. Defaults to UTC. A `TIMESTAMP` column needs no offset.
+    ///
+    /// Where clocks change, a local time means two moments, and two slices would be one row. So
+    /// the name of a time zone is refused: a table with such times needs a `TIMESTAMP` column. Days
+    /// are [`KeyType::Date`], in any time zone.
+    #[must_use]
+    pub fn utc_offset(mut self, offset: impl Into<String>) -> Self {
+        self.utc_offset = Some(offset.into());
+        self
+    }
+
     /// Leaves a column as it is when the value changes: a time with `ON UPDATE CURRENT_TIMESTAMP`
     /// would show the last sync. May be called for several columns, and may change with a deploy.
     #[must_use]
@@ -199,10 +232,31 @@ impl Table {
         } else if self.keys.len() > 1 && matches!(self.separator, '0'..='9' | 'a'..='f' | '-') {
             let separator = self.separator;
             format!("{separator:?} cannot separate segments: numbers, days and UUIDs contain it")
+        } else if let Some(offset) = self.unknown_offset() {
+            format!(
+                "utc_offset {offset:?} is not like \"+05:30\": where clocks change, two slices would \
+                 be one row"
+            )
+        } else if self.utc_offset.is_some() && !self.has_times() {
+            "utc_offset is for keys of the type DateTime".to_owned()
         } else {
             return Ok(());
         };
         Err(format!("{:?}: {wrong}", self.name))
+    }
+
+    fn has_times(&self) -> bool {
+        self.keys.iter().any(|(_, kind)| *kind == KeyType::DateTime)
+    }
+
+    fn unknown_offset(&self) -> Option<&str> {
+        let offset = self.utc_offset.as_deref();
+        offset.filter(|offset| seconds_of(offset).is_none())
+    }
+
+    /// Returns the seconds by which the times in `DATETIME` columns are ahead of UTC.
+    pub(crate) fn ahead_of_utc(&self) -> i64 {
+        self.utc_offset.as_deref().and_then(seconds_of).unwrap_or(0)
     }
 
     /// Returns one line that describes the table, equal for equal tables. The database stores it
@@ -218,8 +272,11 @@ impl Table {
             .iter()
             .map(|(name, kind)| format!("{name}:{kind:?}"))
             .collect();
+        let offset = self.utc_offset.as_deref();
+        let offset = offset.filter(|_| self.ahead_of_utc() != 0);
+        let offset = offset.unwrap_or_default();
         format!(
-            "{verb} {}({}){}{}",
+            "{verb} {}({}){}{}{offset}",
             self.name,
             keys.join(","),
             self.separator,
@@ -234,12 +291,37 @@ impl Table {
 }
 
 impl KeyType {
+    /// All types.
+    const ALL: [KeyType; 7] = [
+        KeyType::Unsigned,
+        KeyType::Signed,
+        KeyType::Date,
+        KeyType::DateTime,
+        KeyType::Text,
+        KeyType::Char,
+        KeyType::Uuid,
+    ];
+    /// The last second of the year 9999.
+    pub(crate) const LAST_SECOND: i64 = 253_402_300_799;
+
+    /// Returns the types of which the segment is a canonical spelling.
+    pub(crate) fn that_fit(segment: &str) -> impl Iterator<Item = KeyType> {
+        KeyType::ALL
+            .into_iter()
+            .filter(|kind| kind.is_canonical(segment))
+    }
+
     /// Returns true if the segment is the canonical spelling of a value of this type.
     pub(crate) fn is_canonical(self, segment: &str) -> bool {
         match self {
             KeyType::Unsigned => is_spelling_of::<u64>(segment),
             KeyType::Signed => is_spelling_of::<i64>(segment),
             KeyType::Date => is_spelling_of::<Day>(segment),
+            KeyType::DateTime => {
+                let seconds = segment.parse::<i64>();
+                let is_time = |seconds| (0..=KeyType::LAST_SECOND).contains(&seconds);
+                is_spelling_of::<i64>(segment) && seconds.is_ok_and(is_time)
+            }
             KeyType::Text => true,
             KeyType::Char => !segment.ends_with(' '),
             KeyType::Uuid => is_uuid(segment),
@@ -251,6 +333,23 @@ impl KeyType {
 fn is_spelling_of<T: FromStr + ToString>(text: &str) -> bool {
     text.parse::<T>()
         .is_ok_and(|value| value.to_string() == text)
+}
+
+/// Returns the seconds of an offset from UTC such as `+05:30`, up to 14 hours.
+fn seconds_of(offset: &str) -> Option<i64> {
+    let (hours, minutes) = offset.split_once(':')?;
+    let digits = hours.strip_prefix(['+', '-'])?;
+    let number = |digits: &str| {
+        let are_two = digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit());
+        are_two.then(|| digits.parse::<i64>().ok()).flatten()
+    };
+    let seconds = (number(digits)? * 60 + number(minutes).filter(|minutes| *minutes < 60)?) * 60;
+    let ahead = if hours.starts_with('-') {
+        -seconds
+    } else {
+        seconds
+    };
+    (seconds <= 14 * 3600).then_some(ahead)
 }
 
 fn is_uuid(text: &str) -> bool {

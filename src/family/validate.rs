@@ -11,6 +11,7 @@ use super::{Durability, Family};
 use crate::error::{Error, Result};
 use crate::family::calendar::{Calendar, Precision};
 use crate::family::row_id::Columns;
+use crate::family::table::KeyType;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -123,9 +124,15 @@ impl Family {
                     // an empty part is where the name begins
                     let wrong = parts
                         .find(|(part, (_, kind))| !part.is_empty() && !kind.is_canonical(part));
-                    if let Some((part, (column, _))) = wrong {
-                        let wrong =
-                            format!("has a column {column} that cannot hold {part:?} of kept ids");
+                    if let Some((part, (column, kind))) = wrong {
+                        let fitting: Vec<_> = KeyType::that_fit(part)
+                            .map(|kind| format!("{kind:?}"))
+                            .collect();
+                        let wrong = format!(
+                            "has a column {column} that cannot hold {part:?} of kept ids: it is \
+                             {kind:?}, and {} would fit",
+                            fitting.join(", ")
+                        );
                         return Err(self.refused("table", wrong));
                     }
                 }

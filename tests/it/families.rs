@@ -27,6 +27,12 @@ fn an_invalid_setting_is_named() {
     let layers = |window, layer| activity().window(window, layer);
     let visitors = || Family::visitors("shop", "visitors");
     let in_table = |table| buffered().table(table).build();
+    let hours = |kind| Table::upsert("hourly").key("hour", kind).value("n");
+    let hourly = |kind| {
+        let kept = series().keep([Precision::HOUR]);
+        kept.table(hours(kind).key("page", Text))
+    };
+    let at = |offset: &str| in_table(hours(DateTime).utc_offset(offset));
     let keyed = |name: &str| Table::update(name).key("id", Text);
     let (settle, separator) = (Durability::Settle(secs(0)), table().separator('|'));
     for (built, wrong) in [
@@ -79,7 +85,13 @@ fn an_invalid_setting_is_named() {
         ),
         (
             series().keep([Precision::Day]).table(days()).build(),
-            "column store_id that cannot hold \"2014-09-01\"",
+            "column store_id that cannot hold \"2014-09-01\" of kept ids: it is Unsigned, and Date, Text, \
+             Char would fit",
+        ),
+        (
+            hourly(Date).build(),
+            "column hour that cannot hold \"1410134400\" of kept ids: it is Date, and Unsigned, Signed, \
+             DateTime, Text, Char would fit",
         ),
         (layers(secs(0), SECOND).build(), "layers 0 is not 1"),
         (layers(HOUR, secs(0)).build(), "layer 0ns"),
@@ -104,6 +116,18 @@ fn an_invalid_setting_is_named() {
         (in_table(keyed("a`b").value("n")), "not a name"),
         (in_table(keyed("t").value("id")), "\"id\" is named twice"),
         (in_table(days().separator('-')), "cannot separate"),
+        (
+            in_table(days().utc_offset("+05:30")),
+            "is for keys of the type DateTime",
+        ),
+        (
+            at("Europe/Berlin"),
+            "utc_offset \"Europe/Berlin\" is not like",
+        ),
+        (at("05:30"), "\"05:30\" is not like"),
+        (at("+5:30"), "\"+5:30\" is not like"),
+        (at("+14:01"), "\"+14:01\" is not like"),
+        (at("+05:60"), "\"+05:60\" is not like"),
         (in_table(days().unchanged("count")), "\"count\" is named"),
     ] {
         refused(built, InvalidInput, wrong);

@@ -74,8 +74,8 @@ impl IntoMysqlOptions for &str {
     }
 }
 
-/// The parameters of a database's URL that sqlx knows.
-const PARAMETERS: [&str; 14] = [
+/// The parameters of a database's URL that sqlx knows, without the time zone: sessions are in UTC.
+const PARAMETERS: [&str; 12] = [
     "ssl-mode",
     "sslmode",
     "ssl-ca",
@@ -88,8 +88,6 @@ const PARAMETERS: [&str; 14] = [
     "collation",
     "socket",
     "statement-cache-capacity",
-    "time-zone",
-    "timezone",
 ];
 
 /// The number of statements that stay prepared in a session, enough for 60 families with tables of

@@ -48,7 +48,6 @@ impl MysqlStore {
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     pub async fn overview(&self) -> Result<Vec<Overview>> {
-        // converts each row before taking the latest, so that the session's time zone has no effect
         let select = Statement::new(format!(
             "SELECT f.namespace, f.name, \
              (SELECT MAX({}) FROM counterfoil_ledger AS l WHERE l.family = f.number), \

@@ -278,11 +278,12 @@ impl UnitOfWork for Statement {
 /// - READ COMMITTED locks hardly anything between rows, so batches of different rows do not wait for
 ///   each other. The statement is the same on MySQL and MariaDB; the variable's name is not.
 /// - An id that a limited reply lacks would pass for one without rows.
+/// - Keys in TIMESTAMP columns are written and read in UTC, where each time occurs once.
 const SETTINGS: &str = "SET SESSION sql_mode = CONCAT('STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,', \
      IF(VERSION() LIKE '%MariaDB%', 'NO_ENGINE_SUBSTITUTION', 'NO_ENGINE_SUBSTITUTION,ONLY_FULL_GROUP_BY')), \
      SESSION sql_safe_updates = 0, SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1, \
      SESSION autocommit = 1, SESSION completion_type = 'NO_CHAIN', \
-     SESSION sql_select_limit = 18446744073709551615; \
+     SESSION sql_select_limit = 18446744073709551615, SESSION time_zone = '+00:00'; \
      SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; SET NAMES utf8mb4";
 
 /// Gives a new connection its [`SETTINGS`].

@@ -34,6 +34,10 @@ pub struct Shape {
 pub enum Storage {
     /// A number or a day.
     Plain,
+    /// A day as its midnight, in DATETIME.
+    Midnight,
+    /// A time as DATETIME or TIMESTAMP, ahead of UTC by these seconds. The session is in UTC.
+    Time { ahead: i64 },
     /// Text as VARBINARY.
     Bytes,
     /// Text, or a UUID's, as VARCHAR or CHAR.
@@ -75,6 +79,8 @@ pub struct Column {
     has_default: bool,
     auto_increment: bool,
     generated: bool,
+    /// `true` if each update of a row sets it to the present time.
+    on_update: bool,
 }
 
 /// A table as the database describes it. Names of columns are in lower case, as MySQL compares
@@ -144,6 +150,7 @@ pub async fn columns(database: &Database, table: &str) -> Result<IndexMap<String
             has_default,
             auto_increment,
             generated,
+            on_update,
         )| {
             let name: String = name;
             let column = Column {
@@ -156,6 +163,7 @@ pub async fn columns(database: &Database, table: &str) -> Result<IndexMap<String
                 has_default,
                 auto_increment,
                 generated,
+                on_update,
             };
             (name.to_lowercase(), column)
         },
@@ -172,7 +180,8 @@ const COLUMNS: &str = "CAST(COLUMN_NAME AS CHAR), CAST(LOWER(DATA_TYPE) AS CHAR)
      CAST(COALESCE(CHARACTER_SET_NAME, '') AS CHAR), CAST(COALESCE(COLLATION_NAME, '') AS CHAR), \
      CAST(COALESCE(CHARACTER_MAXIMUM_LENGTH, 0) AS SIGNED), LOWER(COLUMN_TYPE) LIKE '%unsigned%', \
      IS_NULLABLE = 'YES', COALESCE(COLUMN_DEFAULT <> 'NULL', 0), LOWER(EXTRA) LIKE '%auto_increment%', \
-     LOWER(EXTRA) LIKE '%virtual generated%' OR LOWER(EXTRA) LIKE '%stored generated%'";
+     LOWER(EXTRA) LIKE '%virtual generated%' OR LOWER(EXTRA) LIKE '%stored generated%', \
+     LOWER(EXTRA) LIKE '%on update%'";
 
 /// A column of an index, and `true` if the index is a unique key.
 const INDEXES: &str = "CAST(INDEX_NAME AS CHAR), \
@@ -206,6 +215,7 @@ fn creation(table: &Table) -> String {
         KeyType::Unsigned => "BIGINT UNSIGNED",
         KeyType::Signed => "BIGINT",
         KeyType::Date => "DATE",
+        KeyType::DateTime => "DATETIME",
         KeyType::Text => "VARBINARY(255)",
         KeyType::Char => "CHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
         KeyType::Uuid => "BINARY(16)",
@@ -233,8 +243,20 @@ impl Definition<'_> {
         let (mut storages, mut extents) = (Vec::new(), Vec::new());
         for (name, kind) in &self.table.keys {
             let column = column(name)?;
-            storages.push(column.storage(name, *kind)?);
-            extents.push(column.extent());
+            if column.on_update {
+                return Err(format!(
+                    "key column {name} is ON UPDATE CURRENT_TIMESTAMP, so counting would change it"
+                ));
+            }
+            let ahead = self.table.ahead_of_utc();
+            let storage = column.storage(name, *kind, ahead)?;
+            if column.data_type == "timestamp" && self.table.utc_offset.is_some() {
+                return Err(format!(
+                    "key column {name} is timestamp, which has no offset: utc_offset is for DATETIME"
+                ));
+            }
+            extents.push(column.extent(&storage));
+            storages.push(storage);
         }
         let (name, value) = (&self.table.value, column(&self.table.value)?);
         if !value.is_integer() {
@@ -349,14 +371,21 @@ impl Column {
         }
     }
 
-    /// Returns what a key column can hold.
-    fn extent(&self) -> Extent {
+    /// Returns what a key column can hold, stored like this.
+    fn extent(&self, storage: &Storage) -> Extent {
         let length = usize::try_from(self.length).unwrap_or(usize::MAX);
         match self.data_type.as_str() {
+            // the times that all servers can hold; 0 is none of them
+            "timestamp" => Extent::Numbers(1..=i32::MAX.into()),
             _ if self.is_integer() => Extent::Numbers(self.numbers()),
             "varbinary" => Extent::Bytes(length),
             "char" | "varchar" => Extent::Characters(length),
-            _ => Extent::All,
+            _ => match storage {
+                Storage::Time { ahead } => {
+                    Extent::Numbers(0..=(KeyType::LAST_SECOND - ahead.max(&0)).into())
+                }
+                _ => Extent::All,
+            },
         }
     }
 
@@ -370,20 +399,28 @@ impl Column {
 
     /// Returns the storage of keys of that type in a column of a recount's source, or the reason
     /// why a comparison would not find them. Its rows are grouped by their bytes, so any collation
-    /// fits.
-    pub fn storage_in_source(&self, name: &str, kind: KeyType) -> Result<Storage, String> {
-        use KeyType::{Char, Signed, Text, Unsigned, Uuid};
+    /// fits. A `DATETIME` is `ahead` of UTC like those of the family's table.
+    pub fn storage_in_source(
+        &self,
+        name: &str,
+        kind: KeyType,
+        ahead: i64,
+    ) -> Result<Storage, String> {
+        use KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
         match (kind, self.data_type.as_str()) {
             (Uuid, "binary" | "varbinary") if self.length == 16 => Ok(Storage::UuidBytes),
             (Unsigned | Signed, _) if self.is_integer() => Ok(Storage::Plain),
             _ if !self.charset.is_empty() => Ok(self.characters()),
             (Text | Char, data_type) if data_type != "binary" => Ok(Storage::Plain),
-            _ => self.storage(name, kind),
+            // hardly any of its times is a midnight
+            (Date, data_type) if data_type != "date" => Err(self.unfit(name, kind, "DATE")),
+            _ => self.storage(name, kind, ahead),
         }
     }
 
     /// Returns the storage of keys of that type in the column, or the reason why they do not fit.
-    fn storage(&self, name: &str, kind: KeyType) -> Result<Storage, String> {
+    /// A `DATETIME` is `ahead` of UTC by these seconds.
+    fn storage(&self, name: &str, kind: KeyType, ahead: i64) -> Result<Storage, String> {
         let collation = &*self.collation;
         let exact = |needed: &str| {
             if exact_collations(kind).contains(&collation) {
@@ -395,13 +432,20 @@ impl Column {
         };
         let needed = match (kind, self.data_type.as_str()) {
             (KeyType::Unsigned, _) if self.is_integer() => return Ok(Storage::Plain),
+            (KeyType::Unsigned | KeyType::Signed, "datetime" | "timestamp") => {
+                "an integer, or KeyType::DateTime"
+            }
             (KeyType::Unsigned, _) => "an integer",
             (KeyType::Signed, _) if self.is_integer() && !self.unsigned => {
                 return Ok(Storage::Plain);
             }
             (KeyType::Signed, _) => "a signed integer",
             (KeyType::Date, "date") => return Ok(Storage::Plain),
-            (KeyType::Date, _) => "DATE",
+            (KeyType::Date, "datetime") => return Ok(Storage::Midnight),
+            (KeyType::Date, _) => "DATE or DATETIME",
+            (KeyType::DateTime, "datetime") => return Ok(Storage::Time { ahead }),
+            (KeyType::DateTime, "timestamp") => return Ok(Storage::Time { ahead: 0 }),
+            (KeyType::DateTime, _) => "DATETIME or TIMESTAMP",
             (KeyType::Text, "varbinary") => return Ok(Storage::Bytes),
             (KeyType::Text, "varchar") => {
                 let needed = "VARBINARY, or collation utf8mb4_0900_bin (MySQL) or utf8mb4_nopad_bin (MariaDB)";
@@ -422,10 +466,14 @@ impl Column {
             }
             (KeyType::Uuid, _) => "BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36",
         };
+        Err(self.unfit(name, kind, needed))
+    }
+
+    fn unfit(&self, name: &str, kind: KeyType, needed: &str) -> String {
         let unsigned = if self.unsigned { " unsigned" } else { "" };
-        Err(format!(
+        format!(
             "key column {name} is {}{unsigned}, needed for {kind:?} is {needed}",
             self.data_type
-        ))
+        )
     }
 }

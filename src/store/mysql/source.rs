@@ -23,7 +23,7 @@ use super::statement::{Statement, quoted, table_name, text};
 use super::target::{self, StoredKey, Target, join};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::family::table::{KeyType, is_name, is_table_name};
+use crate::family::table::{KeyType, Table, is_name, is_table_name};
 use crate::store::Registered;
 
 /// The longest wait for a count of rows, which may read all of a table.
@@ -57,8 +57,7 @@ pub enum Rows {
 /// A row belongs to the id that its text spells, byte by byte. The id of a UUID is in lower case,
 /// also if its row is not and the collation folds.
 ///
-/// The SQL runs in a session of the store: in UTC unless its URL names a time zone, in a strict mode,
-/// on MySQL with ONLY_FULL_GROUP_BY, and `||` means OR.
+/// The SQL runs in a session of the store: in UTC, in a strict mode, on MySQL with ONLY_FULL_GROUP_BY, and `||` means OR.
 ///
 /// ```
 /// use counterfoil::recount::Source;
@@ -115,7 +114,10 @@ impl Source {
     /// Creates a source from the rows of a table, whose name may include its schema. `keys` are the
     /// table's columns that hold the family's key columns. They need an index, and may have any
     /// character set and collation, or another type in which the server finds the keys. A recount
-    /// fails if it would find none, such as days in a `DATETIME`.
+    /// fails if it would find none, such as days in a `DATETIME`. [Times](crate::KeyType::DateTime)
+    /// are found in a `DATETIME`, at the offset of the family's table, or a `TIMESTAMP` that has
+    /// exactly these: a column with the time of each event needs a generated one beside it, or
+    /// [`sql`](Self::sql).
     pub fn table(
         name: impl Into<String>,
         keys: impl IntoIterator<Item = impl Into<String>>,
@@ -258,10 +260,12 @@ impl Source {
         let mut keys = target.id_keys().to_vec();
         if let Origin::Table { name, keys: names } = &self.origin {
             let columns = shape::columns(source, name).await?;
+            let table = family.family.table.as_ref();
+            let ahead = table.map_or(0, Table::ahead_of_utc);
             for (key, name) in keys.iter_mut().zip(names) {
                 // the server's own error names a column that is missing
                 if let Some(column) = columns.get(&name.to_lowercase()) {
-                    let storage = column.storage_in_source(name, key.kind);
+                    let storage = column.storage_in_source(name, key.kind, ahead);
                     key.storage = storage.map_err(|what| wrong(&family.family, what))?;
                 }
             }
@@ -280,7 +284,7 @@ impl Source {
         // the application's own text converts by itself
         let marks = match self.origin {
             Origin::Table { .. } => join(keys, ", ", |key| key.parameter(true)),
-            _ => join(keys, ", ", |_| "?".to_owned()),
+            _ => join(keys, ", ", |key| key.own_parameter().to_owned()),
         };
         // MySQL takes (?) for a row of one column as well
         let marks = vec![format!("({marks})"); ids.len()].join(", ");

@@ -83,7 +83,7 @@ pub fn text(bytes: Vec<u8>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Returns the expression that reads a TIMESTAMP for [`time`], in any time zone of the session.
+/// Returns the expression that reads a TIMESTAMP for [`time`].
 pub fn unix_ms(timestamp: &str) -> String {
     format!("CAST(UNIX_TIMESTAMP({timestamp}) * 1000 AS UNSIGNED)")
 }

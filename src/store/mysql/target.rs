@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
+use jiff::tz::Offset;
 use serde::Serialize;
 
 use super::json::{self, I64, ID, INPUT, U64};
@@ -263,7 +265,7 @@ impl<'id> Segment<'id> {
     pub fn new(kind: KeyType, text: &'id str) -> Self {
         match kind {
             // split() passes nothing but numbers
-            KeyType::Unsigned | KeyType::Signed => {
+            KeyType::Unsigned | KeyType::Signed | KeyType::DateTime => {
                 text.parse().map_or(Segment::Text(text), Segment::Number)
             }
             KeyType::Date | KeyType::Uuid => Segment::Plain(text),
@@ -317,6 +319,16 @@ pub fn family_segment(family: &Registered) -> Option<Segment<'static>> {
         .then_some(Segment::Number(family.number.into()))
 }
 
+/// The begin of Unix time in UTC.
+const EPOCH: &str = "TIMESTAMP'1970-01-01 00:00:00'";
+
+/// Returns these seconds of Unix time as MySQL writes a DATETIME.
+fn date_time(seconds: i64) -> String {
+    let time = Timestamp::from_second(seconds).unwrap_or_default();
+    let time = Offset::UTC.to_datetime(time);
+    format!("{} {}", time.date(), time.time())
+}
+
 /// A key column.
 #[derive(Clone)]
 pub struct StoredKey {
@@ -333,7 +345,7 @@ impl StoredKey {
     fn json_type(&self) -> &'static str {
         match self.kind {
             KeyType::Unsigned => U64,
-            KeyType::Signed => I64,
+            KeyType::Signed | KeyType::DateTime => I64,
             KeyType::Date => "DATE",
             KeyType::Text | KeyType::Char => ID,
             KeyType::Uuid => json::UUID,
@@ -358,9 +370,18 @@ impl StoredKey {
     pub fn parameter(&self, as_text: bool) -> String {
         match (self.kind, &self.storage) {
             (_, Storage::Characters { .. }) if as_text => self.stored("CONVERT(? USING utf8mb4)"),
-            _ if as_text => "?".to_owned(),
-            (KeyType::Date, _) => "CAST(? AS DATE)".to_owned(),
+            _ if as_text => self.own_parameter().to_owned(),
+            (KeyType::Date, Storage::Plain) => "CAST(? AS DATE)".to_owned(),
             _ => self.stored("?"),
+        }
+    }
+
+    /// Returns a parameter in the application's own statement, which converts text by itself. It is
+    /// bound as text.
+    pub fn own_parameter(&self) -> &'static str {
+        match self.storage {
+            Storage::Time { .. } => "CAST(? AS DATETIME)",
+            _ => "?",
         }
     }
 
@@ -373,6 +394,10 @@ impl StoredKey {
                 statement.bind(&uuid.to_be_bytes()[..])
             }
             (Segment::Text(text), _) if as_text => statement.bind(text),
+            (Segment::Number(seconds), Storage::Time { ahead }) if as_text => {
+                let seconds = i64::try_from(seconds).unwrap_or_default() + ahead;
+                statement.bind(date_time(seconds))
+            }
             _ => segment.bind(statement),
         }
     }
@@ -390,6 +415,11 @@ impl StoredKey {
                 charset, collation, ..
             } => {
                 format!("CONVERT({value} USING {charset}) COLLATE {collation}")
+            }
+            Storage::Midnight => format!("CAST({value} AS DATETIME)"),
+            Storage::Time { ahead: 0 } => format!("TIMESTAMPADD(SECOND, {value}, {EPOCH})"),
+            Storage::Time { ahead } => {
+                format!("TIMESTAMPADD(SECOND, {value} {ahead:+}, {EPOCH})")
             }
             Storage::UuidBytes => format!("UNHEX(REPLACE({value}, '-', ''))"),
             Storage::Uuid => format!("CAST({value} AS UUID)"),
@@ -411,6 +441,14 @@ impl StoredKey {
         let text = match (self.kind, &self.storage) {
             // removes the leading zeros of a ZEROFILL column
             (KeyType::Unsigned | KeyType::Signed, Storage::Plain) => format!("{column} + 0"),
+            // other times of a column are no keys
+            (_, Storage::Midnight) => {
+                format!("IF({column} = DATE({column}), DATE({column}), NULL)")
+            }
+            (_, Storage::Time { ahead }) => format!(
+                "IF(MICROSECOND({column}) = 0, TIMESTAMPDIFF(SECOND, {EPOCH}, {column}) {:+}, NULL)",
+                -ahead
+            ),
             // a source's VARCHAR keeps trailing spaces
             (KeyType::Char, _) => format!("RTRIM({column})"),
             // a lookup also finds a row in upper case where the collation folds

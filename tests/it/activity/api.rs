@@ -57,6 +57,34 @@ async fn a_read_that_stands_still_holds_up_no_other_for_longer_than_its_limit() 
 }
 
 #[tokio::test]
+async fn minutes_are_kept_as_timestamps() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE minutes (what VARBINARY(8), minute TIMESTAMP NOT NULL DEFAULT '2000-01-01', page VARBINARY(99), \
+         n INT NOT NULL, PRIMARY KEY (page, what, minute))",
+    )
+    .await;
+    let keys = [("what", Text), ("minute", DateTime), ("page", Text)];
+    let table = keyed(Table::upsert("minutes"), keys);
+    let online = pair
+        .open(family("minutes").keep_minutes(true).table(table))
+        .await;
+    for visitor in ["a", "b", "b"] {
+        online.touch("/", visitor).await.unwrap();
+    }
+    pair.drain().await;
+    let (seconds, _): (i64, i64) = pair.redis.run("TIME").await.unwrap();
+    let minutes = online
+        .minutes("/", times(seconds - 600..seconds + 60))
+        .await;
+    let minutes = minutes.unwrap();
+    assert_eq!(minutes.iter().map(|minute| minute.views).sum::<i64>(), 3);
+    let stored = "SELECT SUM(n) FROM minutes WHERE what = 'views' AND SECOND(minute) = 0 \
+         AND minute > CURRENT_TIMESTAMP - INTERVAL 10 MINUTE";
+    assert_eq!(pair.number(stored).await, 3);
+}
+
+#[tokio::test]
 async fn a_wrong_touch_is_refused_by_name() {
     let (pair, online) = Pair::of(family("refused")).await;
     for (page, visitor, what) in [

@@ -8,6 +8,7 @@ mod privileges;
 mod reads;
 mod rejects;
 mod tables;
+mod times;
 mod values;
 
 pub use batches::keeps_the_contract;

@@ -169,7 +169,7 @@ impl Db {
     }
 
     /// Lists the ids page by page for each prefix, and compares with the known ids.
-    async fn expect_listed(&self, family: &Registered, known: &[&str], prefixes: &[&str]) {
+    pub async fn expect_listed(&self, family: &Registered, known: &[&str], prefixes: &[&str]) {
         let mut known = known.to_vec();
         known.sort();
         for prefix in prefixes {
@@ -241,6 +241,9 @@ async fn rows_are_looked_up_and_not_scanned() {
             ("", Text),
             ("VARBINARY(99)", Text),
             ("BIGINT UNSIGNED", Unsigned),
+            ("DATETIME", DateTime),
+            ("TIMESTAMP", DateTime),
+            ("DATETIME", Date),
             ("CHAR(36) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", Char),
         ]);
     for (column, kind) in columns {
@@ -255,8 +258,12 @@ async fn rows_are_looked_up_and_not_scanned() {
             .await;
             db.table("t", by_id(Table::upsert("t"), kind)).await
         };
-        let id = |n| match kind {
-            Unsigned => format!("{n}"),
+        let id = |n: u64| match kind {
+            Unsigned | DateTime => format!("{}", 1 + n),
+            Date => {
+                let day = UNIX_EPOCH + secs(86_400 * n);
+                Day::of(day).unwrap().to_string()
+            }
             _ => format!("{n:08x}-bc4b-4a76-b971-9d911017c592"),
         };
         db.add(&family, 0, 1, (0..5_000).map(|n| (id(n), 1))).await;

@@ -93,7 +93,7 @@ async fn a_missing_table_is_refused_with_the_sql_that_creates_it() {
 
 /// The key columns of a family, with tables that it refuses: columns and options, and parts of the
 /// message.
-const REFUSED: [(Keys, &[(&str, &str)]); 6] = [
+const REFUSED: [(Keys, &[(&str, &str)]); 7] = [
     (
         &[("id", Signed)],
         &[
@@ -129,14 +129,41 @@ const REFUSED: [(Keys, &[(&str, &str)]); 6] = [
     ),
     (
         &[("id", Unsigned)],
-        &[("(id DOUBLE PRIMARY KEY, n INT)", "id|double|integer")],
+        &[
+            ("(id DOUBLE PRIMARY KEY, n INT)", "id|double|integer"),
+            (
+                "(id DATETIME PRIMARY KEY, n INT)",
+                "id is datetime|an integer, or KeyType::DateTime",
+            ),
+        ],
+    ),
+    (
+        &[("hour", DateTime)],
+        &[
+            (
+                "(hour BIGINT PRIMARY KEY, n INT)",
+                "hour is bigint|DATETIME or TIMESTAMP",
+            ),
+            (
+                "(hour DATE PRIMARY KEY, n INT)",
+                "hour is date|DATETIME or TIMESTAMP",
+            ),
+            (
+                "(hour VARCHAR(20) PRIMARY KEY, n INT)",
+                "hour is varchar|DATETIME or TIMESTAMP",
+            ),
+            (
+                "(hour TIMESTAMP DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP PRIMARY KEY, n INT)",
+                "hour is ON UPDATE CURRENT_TIMESTAMP",
+            ),
+        ],
     ),
     (
         &[("id", Signed), ("day", Date)],
         &[
             (
-                "(id INT, day DATETIME, n INT, PRIMARY KEY (id, day))",
-                "day|datetime|DATE",
+                "(id INT, day TIMESTAMP NOT NULL DEFAULT '2000-01-01', n INT, PRIMARY KEY (id, day))",
+                "day is timestamp|DATE or DATETIME",
             ),
             (
                 "(id INT PRIMARY KEY, day DATE NULL, n INT)",

@@ -384,6 +384,62 @@ async fn keys_of_another_type_are_found_or_refused() {
     }
 }
 
+/// Counters by hour, in the time of India, and their visits: with the hour as a column, in that time or
+/// as a TIMESTAMP, and without.
+#[tokio::test]
+async fn hours_are_recounted() {
+    const HOUR: &str = "TIMESTAMPADD(HOUR, HOUR(at), DATE(at))";
+    let pair = Pair::new().await;
+    pair.sql(&format!(
+        "CREATE TABLE hourly (store INT, hour DATETIME, n INT NOT NULL, PRIMARY KEY (store, hour));
+         CREATE TABLE visits (store INT, at DATETIME, hour DATETIME AS ({HOUR}) STORED, KEY (store, hour));
+         INSERT INTO visits (store, at) VALUES (7, '2014-10-26 05:30:00'), (7, '2014-10-26 05:59:59'), \
+             (7, '2014-10-26 06:00:00'), (8, '2014-10-26 06:59:59');
+         CREATE TABLE moments (store INT, moment TIMESTAMP NOT NULL DEFAULT '2000-01-01');
+         INSERT INTO moments SELECT store, hour - INTERVAL 330 MINUTE FROM visits"
+    ))
+    .await;
+    let hourly = keyed(
+        Table::upsert("hourly"),
+        [("store", Unsigned), ("hour", DateTime)],
+    );
+    let hourly = hourly.utc_offset("+05:30");
+    let hourly = pair.open(family("hourly").table(hourly)).await;
+    // 05:00 and 06:00 in India
+    let ids = ["7/1414279800", "7/1414283400", "8/1414283400"];
+    let sources = [
+        Source::table("visits", ["store", "hour"]),
+        Source::table("moments", ["store", "moment"]),
+        Source::sql(format!(
+            "SELECT store, {HOUR}, COUNT(*) FROM visits WHERE (store, {HOUR}) IN (?) GROUP BY 1, 2"
+        )),
+    ];
+    for (index, source) in sources.into_iter().enumerate() {
+        let lists_ids = index < 2;
+        for (id, delta) in ids.into_iter().zip([3, 0, -1]) {
+            hourly.count(id, delta).await;
+        }
+        pair.drain().await;
+        let recount = pair.recount(&hourly).source(source);
+        let recount = if lists_ids {
+            recount.ids(RecountIds::Both)
+        } else {
+            recount
+        };
+        let done = recount.run_once().await.unwrap();
+        let values = hourly.get_many(ids).await.unwrap();
+        assert_eq!(values, [2, 1, 1], "{index}: {done:?}");
+    }
+    refused(
+        pair.recount(&hourly)
+            .source(Source::table("visits", ["store", "store"]))
+            .run_once()
+            .await,
+        InvalidInput,
+        "store is int, needed for DateTime is DATETIME or TIMESTAMP",
+    );
+}
+
 /// sqlx makes `||` concatenate text unless the connection says otherwise.
 #[tokio::test]
 async fn a_filter_means_what_it_means_to_mysql() {

@@ -136,6 +136,46 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     assert_eq!(hits.names("", None, 10).await.unwrap().len(), 0);
 }
 
+/// An hourly table that the application has filled until now, in the time of India.
+#[tokio::test]
+async fn hours_are_kept_in_a_table_that_exists() {
+    const HOUR: i64 = 3600;
+    let pair = Pair::new().await;
+    let hour = server_time(&pair).await / HOUR * HOUR;
+    pair.sql(&format!(
+        "CREATE TABLE hourly (page VARBINARY(99), hour DATETIME, n INT NOT NULL, PRIMARY KEY (page, hour));
+         INSERT INTO hourly VALUES ('/a', TIMESTAMP'1970-01-01 05:30:00' + INTERVAL {hour} SECOND, 5)"
+    ))
+    .await;
+    let table = keyed(
+        Table::upsert("hourly"),
+        [("hour", DateTime), ("page", Text)],
+    );
+    let hits = family("hours")
+        .windows([(Precision::HOUR, 3)])
+        .keep([Precision::HOUR])
+        .table(table.utc_offset("+05:30"));
+    let hits = pair.open(hits).await;
+    for (at, n) in [(hour, 3), (hour - 1, 2)] {
+        let counted = hits
+            .add_at("/a", n, UNIX_EPOCH + secs(at.cast_unsigned()))
+            .await
+            .unwrap();
+        assert_eq!(counted, Counted(n.cast_signed()));
+    }
+    let read = async || {
+        let hours = times(hour - 2 * HOUR..hour + HOUR);
+        let hours = hits.get_range("/a", Precision::HOUR, hours).await.unwrap();
+        hours.iter().map(|slice| slice.count).collect::<Vec<_>>()
+    };
+    assert_eq!(read().await, [0, 2, 8]);
+    pair.drain().await;
+    assert_eq!(read().await, [0, 2, 8]);
+    let rows = "SELECT SUM(n) FROM hourly WHERE MINUTE(hour) = 30 AND SECOND(hour) = 0";
+    assert_eq!(pair.number(rows).await, 10);
+    assert_eq!(pair.number("SELECT COUNT(*) FROM hourly").await, 2);
+}
+
 /// Returns the block of SQL in the guide that begins with this text.
 fn of_guide(start: &str) -> &'static str {
     let guide = include_str!("../../../docs/guide.md");

@@ -22,7 +22,7 @@ use std::ops::{Deref, Range};
 pub use counterfoil::ErrorKind::{
     AccessDenied, Busy, Closed, Corrupt, InvalidInput, Mismatch, OutcomeUnknown, Unsafe,
 };
-pub use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
+pub use counterfoil::KeyType::{Char, Date, DateTime, Signed, Text, Unsigned, Uuid};
 pub use counterfoil::Outcome::{Counted, CountedBefore, NoRow, OutOfRange};
 pub use counterfoil::admin::{
     Backlog, Finding, Reject, Retried, Role, Script, Severity, acl_rules,
