@@ -11,7 +11,7 @@ use counterfoil::{
 };
 
 use crate::config::{FamilyConfig, PairConfig, Recount};
-use crate::poll::with_timeout;
+use crate::limits::with_timeout;
 use crate::search;
 
 /// The time limit of a search for families, within that of a server's reply.
@@ -133,6 +133,15 @@ fn scope_and_day(id: &str, separator: char) -> Result<(&str, Day)> {
         let message = format!("{id:?} is not SCOPE{separator}YYYY-MM-DD");
         Error::new(ErrorKind::InvalidInput, message)
     })
+}
+
+/// Returns the settings in which the database differs from the configuration.
+pub fn differences(configured: &FamilyConfig, registered: &Family) -> Result<Vec<String>> {
+    let configured = configured.in_namespace(registered.namespace())?;
+    let differs = configured.differences(registered);
+    Ok(differs
+        .map(|(name, here, there)| format!("{name} is {here} here, and {there} in the database"))
+        .collect())
 }
 
 /// Returns the recount as configured, or `None` for kinds without recounts.

@@ -1,9 +1,10 @@
-//! The health of the pairs, which the status page, readiness and metrics share.
+//! The health of the pairs, which the status page, readiness, the API and `status` share.
 
 use std::cmp::Reverse;
+use std::fmt;
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::output::escaped;
 use crate::status::{FamilyView, State};
@@ -28,6 +29,15 @@ pub enum Health {
 }
 
 impl Health {
+    /// Returns the health with these problems.
+    pub fn of<'p>(problems: impl IntoIterator<Item = &'p Problem>) -> Self {
+        match problems.into_iter().map(|problem| problem.severity).max() {
+            Some(Level::Down) => Health::Down,
+            Some(Level::Error | Level::Warning) => Health::Degraded,
+            None => Health::Healthy,
+        }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Health::Healthy => "healthy",
@@ -38,11 +48,33 @@ impl Health {
     }
 }
 
+/// The severity of a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// Hits are late or were refused, or figures are missing.
+    Warning,
+    /// An error of `check`, or a step or a family that fails.
+    Error,
+    /// A server is unavailable, Redis refuses hits, or no reconciler runs.
+    Down,
+}
+
+impl Level {
+    pub fn name(self) -> &'static str {
+        match self {
+            Level::Warning => "warning",
+            Level::Error => "error",
+            Level::Down => "down",
+        }
+    }
+}
+
 /// A problem of a pair, and what to do about it.
-#[derive(Clone, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
     pub pair: String,
-    pub severity: Health,
+    pub severity: Level,
     /// The problem in a few words.
     pub problem: String,
     /// The error, if there is one.
@@ -56,7 +88,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    fn new(severity: Health, problem: impl Into<String>, what_to_do: &str, command: &str) -> Self {
+    fn new(severity: Level, problem: impl Into<String>, what_to_do: &str, command: &str) -> Self {
         Problem {
             pair: String::new(),
             severity,
@@ -69,11 +101,37 @@ impl Problem {
     }
 
     fn down(problem: &str, what_to_do: &str) -> Self {
-        Problem::new(Health::Down, problem, what_to_do, "check")
+        Problem::new(Level::Down, problem, what_to_do, "check")
     }
 
-    fn degraded(problem: impl Into<String>, what_to_do: &str, command: &str) -> Self {
-        Problem::new(Health::Degraded, problem, what_to_do, command)
+    /// Creates the problem that families are missing in what was read.
+    pub fn missing(why: String) -> Self {
+        let what_to_do = "`counterfoil check` shows more";
+        Problem {
+            why: Some(why),
+            ..Problem::new(Level::Warning, "Families are missing", what_to_do, "check")
+        }
+    }
+
+    pub fn is_error(&self) -> bool {
+        self.severity > Level::Warning
+    }
+
+    /// Returns whether it is the same problem as another process sees it. The words with which a
+    /// server is unavailable differ.
+    pub fn is(&self, other: &Problem) -> bool {
+        let is_same_error = self.severity == Level::Down || self.why == other.why;
+        self.problem == other.problem && is_same_error
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.severity.name(), self.problem)?;
+        if let Some(why) = &self.why {
+            write!(f, ": {why}")?;
+        }
+        write!(f, ". {}", self.what_to_do)
     }
 }
 
@@ -96,19 +154,16 @@ impl View {
 
     /// Returns the health of the worst pair, which has these [`problems`](Self::problems).
     pub fn health(&self, problems: &[Problem]) -> Health {
-        match problems.first() {
-            Some(worst) => worst.severity,
-            None if self.is_unknown() => Health::Unknown,
-            None => Health::Healthy,
+        match Health::of(problems) {
+            Health::Healthy if self.is_unknown() => Health::Unknown,
+            health => health,
         }
     }
 
     /// Returns the known problems of all pairs, the worst first.
     pub fn problems(&self) -> Vec<Problem> {
         let of_pair = |pair: &Arc<PairView>| pair.problems(self.at);
-        let mut problems: Vec<_> = self.pairs.iter().flat_map(of_pair).collect();
-        problems.sort_by_key(|problem| Reverse(problem.severity));
-        problems
+        worst_first(self.pairs.iter().flat_map(of_pair))
     }
 }
 
@@ -131,6 +186,15 @@ impl PairView {
         !servers.iter().all(|server| server.is_known()) || self.are_up() && !is_complete
     }
 
+    /// Returns the problems, with others that a reader found, the worst first.
+    pub fn problems_with(&self, others: impl Iterator<Item = Problem>, now: u64) -> Vec<Problem> {
+        let others = others.map(|problem| Problem {
+            pair: self.name.clone(),
+            ..problem
+        });
+        worst_first(self.problems(now).into_iter().chain(others))
+    }
+
     /// Returns the problems of servers, then of families, then of figures.
     fn problems(&self, now: u64) -> Vec<Problem> {
         let mut problems = self.problems_of_servers();
@@ -140,7 +204,8 @@ impl PairView {
         problems.extend(stale.map(|look| Problem {
             why: look.why.clone(),
             since: look.at,
-            ..Problem::degraded(
+            ..Problem::new(
+                Level::Warning,
                 format!("Figures of {} are stale", look.name),
                 "The daemon tries to read them again every few seconds",
                 "check",
@@ -196,24 +261,33 @@ impl PairView {
         problems.extend(errors.map(|FindingView { finding, since }| Problem {
             why: Some(finding.message),
             since: Some(since),
-            ..Problem::degraded(finding.subject, &finding.advice, "check")
+            ..Problem::new(Level::Error, finding.subject, &finding.advice, "check")
         }));
         problems
     }
 
     fn problems_of_families(&self) -> Vec<Problem> {
-        let about =
-            |is_so: fn(&FamilyView) -> bool, [one, many]: [&str; 2], what_to_do, command| {
-                let families: Vec<_> = self.families.iter().filter(|one| is_so(one)).collect();
-                Some(Problem {
-                    why: families.first()?.problem.clone(),
-                    since: families.iter().map(|one| one.state_since).min(),
-                    ..Problem::degraded(of_families(&families, one, many), what_to_do, command)
-                })
-            };
+        let about = |is_so: fn(&FamilyView) -> bool,
+                     severity,
+                     [one, many]: [&str; 2],
+                     what_to_do,
+                     command| {
+            let families: Vec<_> = self.families.iter().filter(|one| is_so(one)).collect();
+            Some(Problem {
+                why: families.first()?.problem.clone(),
+                since: families.iter().map(|one| one.state_since).min(),
+                ..Problem::new(
+                    severity,
+                    of_families(&families, one, many),
+                    what_to_do,
+                    command,
+                )
+            })
+        };
         let mut problems = Vec::new();
         problems.extend(about(
             |family| family.state == State::Broken,
+            Level::Error,
             ["is broken", "are broken"],
             "`counterfoil acl daemon` prints the privileges that Redis needs. Otherwise another \
              program wrote the keys",
@@ -221,17 +295,28 @@ impl PairView {
         ));
         problems.extend(about(
             |family| family.state == State::Late,
+            Level::Warning,
             ["is late", "are late"],
             "Is MySQL slow, or a table locked? Does a daemon serve the family?",
             "pending",
         ));
         let full = about(
-            |family| family.full > NEARLY_FULL,
+            FamilyView::is_full,
+            Level::Warning,
+            ["has reached max_pending", "have reached max_pending"],
+            "Redis refuses hits of further ids. Restore what keeps hits from MySQL, or raise \
+             `max_pending`",
+            "pending",
+        );
+        let nearly_full = about(
+            |family| family.full > NEARLY_FULL && !family.is_full(),
+            Level::Warning,
             ["nears max_pending", "near max_pending"],
             "Redis refuses further ids at the limit. Restore what keeps hits from MySQL, or raise \
              `max_pending`",
             "pending",
         );
+        let full = full.into_iter().chain(nearly_full);
         problems.extend(full.map(|full| Problem {
             since: None,
             ..full
@@ -248,11 +333,12 @@ impl PairView {
                 "Correct its settings in the configuration, or run `counterfoil reconfigure`";
             Problem {
                 why: Some(reason.clone()),
-                ..Problem::degraded(problem, what_to_do, "check")
+                ..Problem::new(Level::Error, problem, what_to_do, "check")
             }
         }));
         let rejects = about(
             |family| family.rejects > 0,
+            Level::Warning,
             ["has rejects", "have rejects"],
             "Widen the column, or insert the missing row. The daemon then applies new ones within \
              seconds, and `counterfoil rejects retry --all` all of them",
@@ -265,6 +351,12 @@ impl PairView {
         }));
         problems
     }
+}
+
+fn worst_first(problems: impl Iterator<Item = Problem>) -> Vec<Problem> {
+    let mut problems: Vec<_> = problems.collect();
+    problems.sort_by_key(|problem| Reverse(problem.severity));
+    problems
 }
 
 /// Returns how many families it concerns, with the names of the first.
@@ -348,8 +440,8 @@ mod tests {
         };
         let expected = [
             "The reconciler does not run",
-            "6 families are late: shop/a, shop/b, shop/c, shop/d, shop/e and others",
             "1000 families were refused, the first is shop/x",
+            "6 families are late: shop/a, shop/b, shop/c, shop/d, shop/e and others",
         ];
         let expected = expected.map(str::to_owned).to_vec();
         assert_eq!(health(change, 100), (Health::Down, expected));

@@ -9,11 +9,14 @@ mod exit;
 mod families;
 mod health;
 mod http;
+mod limits;
+mod metrics;
 mod output;
 mod pair;
 mod poll;
 mod search;
 mod signals;
+mod state;
 mod status;
 mod view;
 
@@ -24,6 +27,8 @@ use futures_util::FutureExt;
 
 use crate::arguments::Arguments;
 use crate::exit::{Exit, Failure};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 #[tokio::main]
 async fn main() -> Exit {

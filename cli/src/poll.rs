@@ -1,61 +1,28 @@
-//! Reads the state of a pair, its servers and its families, without writing anything.
+//! Reads a pair, its servers and its families, for a command, without writing anything.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::time::Duration;
 
-use counterfoil::admin::{Finding, Overview};
+use counterfoil::admin::Overview;
 use counterfoil::redis::cmd;
 use counterfoil::{Counterfoil, Error, ErrorKind, Family, MysqlStore};
 use futures_util::future::join;
-use serde::Serialize;
-use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::config::{FamilyConfig, PairConfig};
 use crate::families;
+use crate::limits::in_time;
 use crate::pair;
-use crate::status::{self, FamilyView};
+use crate::status::{self, FamilyView, unix_now};
+use crate::view::{PairView, ServerView};
 
-/// The time limit of a server's reply.
-const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The time limit of `check`, which waits for locks of tables.
-pub const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
-pub const CHECK_ADVICE: &str = "Is a table locked? SHOW PROCESSLIST in MySQL shows who waits";
-
-/// The state of a pair.
-#[derive(Clone, Serialize)]
-pub struct PairStatus {
-    pub pair: String,
-    pub redis: ServerStatus,
-    pub mysql: ServerStatus,
-    pub families: Vec<FamilyView>,
+/// A pair as a command reads it.
+pub struct Polled {
+    /// The servers and families. A command has no reconciler.
+    pub view: PairView,
     /// Configured families that are not in MySQL yet.
     pub never_opened: Vec<String>,
     /// Reasons why families are missing here.
     pub missing: Vec<String>,
-    /// The errors that `check` finds.
-    pub errors: Vec<Finding>,
-    /// The errors that the daemon reports beyond these, `None` if it did not tell its
-    /// state, or does not have the pair.
-    pub daemon: Option<Vec<Finding>>,
-}
-
-#[derive(Clone, Serialize)]
-pub struct ServerStatus {
-    pub up: bool,
-    /// The reason, if it is unavailable.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
-}
-
-impl<T> From<&Result<T, String>> for ServerStatus {
-    fn from(reply: &Result<T, String>) -> Self {
-        ServerStatus {
-            up: reply.is_ok(),
-            why: reply.as_ref().err().cloned(),
-        }
-    }
 }
 
 /// Data from MySQL.
@@ -66,21 +33,23 @@ struct Stored {
     overview: Vec<Overview>,
 }
 
-/// Returns the state of a pair. If MySQL does not reply, the families are those that Redis knows.
-pub async fn poll(config: &PairConfig, late: Duration) -> PairStatus {
+/// Reads a pair. If MySQL does not reply, the families are those that Redis knows.
+pub async fn poll(config: &PairConfig, late: Duration) -> Polled {
     let (stored, connected) = join(
         in_time(async { read_mysql(pair::store(config)?).await }),
         in_time(pair::connect(config)),
     )
     .await;
-    let mysql = ServerStatus::from(&stored);
+    let mut view = PairView::new(&config.name);
+    view.mysql = server(&stored);
     let stored = stored.ok();
     let families = match connected {
         Ok(connected) => in_time(read_families(&connected, config, stored.as_ref(), late)).await,
         Err(why) => Err(why),
     };
-    let redis = ServerStatus::from(&families);
+    view.redis = server(&families);
     let (families, incomplete) = families.unwrap_or_default();
+    view.families = families;
     let (mut never_opened, mut missing) = (Vec::new(), Vec::new());
     if let Some(Stored {
         families, unknown, ..
@@ -96,15 +65,20 @@ pub async fn poll(config: &PairConfig, late: Duration) -> PairStatus {
         missing.extend(unknown.into_values());
     }
     missing.extend(incomplete);
-    PairStatus {
-        pair: config.name.clone(),
-        redis,
-        mysql,
-        families,
+    Polled {
+        view,
         never_opened,
         missing,
-        errors: Vec::new(),
-        daemon: None,
+    }
+}
+
+/// Returns the state of a server that was asked just now.
+fn server<T>(reply: &Result<T, String>) -> ServerView {
+    ServerView {
+        up: reply.is_ok(),
+        since: unix_now(),
+        why: reply.as_ref().err().cloned(),
+        ..ServerView::default()
     }
 }
 
@@ -145,33 +119,4 @@ async fn read_families(
     };
     let backlogs = counterfoil.backlogs_of(families).await?;
     Ok((status::of_families(backlogs, overview, late), incomplete))
-}
-
-/// Returns the ticks of a repeated task; a late one delays those after it.
-pub fn ticks(time: Duration) -> Interval {
-    let mut ticks = interval(time);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
-}
-
-/// Returns the reply of a server, or an error if it takes 5 s.
-pub async fn in_time<T, E: Display>(
-    reply: impl Future<Output = Result<T, E>>,
-) -> Result<T, String> {
-    with_timeout(TIMEOUT, reply).await
-}
-
-pub async fn with_timeout<T, E: Display>(
-    limit: Duration,
-    reply: impl Future<Output = Result<T, E>>,
-) -> Result<T, String> {
-    match timeout(limit, reply).await {
-        Ok(reply) => reply.map_err(|error| format!("{error:#}")),
-        Err(_) => Err(no_reply(limit)),
-    }
-}
-
-/// Returns the reason for a reply that did not arrive in time.
-pub fn no_reply(limit: Duration) -> String {
-    format!("no reply within {} s", limit.as_secs())
 }

@@ -1,12 +1,12 @@
 //! A snapshot of the daemon's state, from which the page, the API and the metrics are rendered.
 
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use counterfoil::admin::{Drift, Finding, Reject, Severity};
 use serde::{Serialize, Serializer};
 
-use crate::daemon::failing;
 use crate::status::{FamilyView, STALE_SECONDS, Sample, is_older, unix_seconds};
 
 /// The age in seconds from which the findings of `check` are stale. It runs every 30 s.
@@ -100,7 +100,7 @@ impl PairView {
 
     /// Returns the steps that fail, and the findings of `check`, the worst first.
     pub fn findings(&self) -> Vec<FindingView> {
-        let mut findings = failing::findings(&self.reconciler.failing);
+        let mut findings = findings_of(&self.reconciler.failing);
         findings.extend(self.checked.iter().cloned());
         findings
     }
@@ -253,6 +253,55 @@ impl FailingView {
     pub fn is_same_step(&self, other: &FailingView) -> bool {
         (self.step, &self.family) == (other.step, &other.family)
     }
+}
+
+/// The step of the applications that fails while Redis refuses hits.
+pub const COUNTING: &str = "counting";
+/// The maximum number of names in a line.
+const MAX_NAMES: usize = 10;
+
+/// Returns the steps by their errors.
+pub fn by_error(failing: &[FailingView]) -> BTreeMap<&str, Vec<&FailingView>> {
+    let mut by_error: BTreeMap<_, Vec<&FailingView>> = BTreeMap::new();
+    for one in failing {
+        by_error.entry(one.error.as_str()).or_default().push(one);
+    }
+    by_error
+}
+
+/// Returns the steps and the families that fail with one error, the first of them if there are many.
+pub fn subject(failing: &[&FailingView]) -> String {
+    let steps = failing.iter().map(|one| one.step);
+    let families = failing.iter().map(|one| one.family.as_deref());
+    let families = families.map(|name| name.unwrap_or("the pair"));
+    let [steps, mut families] =
+        [BTreeSet::from_iter(steps), BTreeSet::from_iter(families)].map(Vec::from_iter);
+    let more = families.len().saturating_sub(MAX_NAMES);
+    families.truncate(MAX_NAMES);
+    let (steps, families) = (steps.join(", "), families.join(", "));
+    match more {
+        0 => format!("{steps} of {families}"),
+        more => format!("{steps} of {families} and {more} more"),
+    }
+}
+
+/// Returns a finding for each error, except those that `check` reports as well.
+fn findings_of(failing: &[FailingView]) -> Vec<FindingView> {
+    let new = by_error(failing).into_iter();
+    let new = new.filter(|(_, failing)| failing[0].step != COUNTING);
+    let finding = |(error, failing): (&str, Vec<&FailingView>)| {
+        let advice = if failing.iter().any(|one| one.blocks_hits) {
+            "Hits wait in Redis meanwhile. `counterfoil check` names missing privileges, tables and columns"
+        } else {
+            "The step is retried until it succeeds"
+        };
+        let since = failing.iter().map(|one| one.since).min();
+        FindingView {
+            finding: Finding::new(Severity::Error, subject(&failing), error, advice),
+            since: since.unwrap_or_default(),
+        }
+    };
+    new.map(finding).collect()
 }
 
 /// The last read of figures that the daemon reads periodically.

@@ -1,29 +1,50 @@
-//! The folders of `src/` use each other in one direction, and no two files import each other.
+//! The folders of `src/` and of `cli/src/` use each other in one direction, and no two files import
+//! each other.
 
 use crate::docs::files;
 use crate::support::*;
 
-/// The layers. Each uses only earlier ones. Modules of one layer may use each other's types, but
-/// not in a circle.
-const LAYERS: [&[&str]; 10] = [
-    &["error", "metrics", "testing"],
-    &["family"],
-    &["connection"],
-    &["scripts"],
-    &["store"],
-    &["admin"],
-    &["process", "writer"],
-    &["reconciler"],
-    &["client"],
-    &["recount"],
-];
+/// The sources of a package, and their layers. Each uses only earlier ones. Modules of one layer may
+/// use each other's types, but not in a circle.
+struct Package {
+    root: &'static str,
+    layers: &'static [&'static [&'static str]],
+}
+
+const LIBRARY: Package = Package {
+    root: "src",
+    layers: &[
+        &["error", "metrics", "testing"],
+        &["family"],
+        &["connection"],
+        &["scripts"],
+        &["store"],
+        &["admin"],
+        &["process", "writer"],
+        &["reconciler"],
+        &["client"],
+        &["recount"],
+    ],
+};
+
+const CLI: Package = Package {
+    root: "cli/src",
+    layers: &[
+        &["config", "exit", "limits", "search", "signals", "status"],
+        &["arguments", "families", "output", "pair", "view"],
+        &["health", "metrics", "poll", "state"],
+        &["http"],
+        &["daemon"],
+        &["commands"],
+    ],
+};
 
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
 /// Returns the modules that each module uses, by their paths without `crate::`. It leaves out uses
 /// of a parent.
-fn uses() -> Uses {
-    let sources = sources();
+fn uses(package: &Package) -> Uses {
+    let sources = sources(package.root);
     let modules: BTreeSet<_> = sources.keys().cloned().collect();
     let module_of = |path: &str| {
         let mut path = path;
@@ -64,19 +85,19 @@ fn uses() -> Uses {
     sources.into_iter().map(used_by).collect()
 }
 
-/// Returns the sources of the crate by module, without comments and tests.
-fn sources() -> BTreeMap<String, String> {
+/// Returns the sources of a package by module, without comments and tests.
+fn sources(folder: &str) -> BTreeMap<String, String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut sources = BTreeMap::new();
-    for path in files("src", ".rs") {
-        let module = path.strip_prefix("src").unwrap().with_extension("");
+    for path in files(folder, ".rs") {
+        let module = path.strip_prefix(folder).unwrap().with_extension("");
         let module = module.to_str().unwrap().replace('/', "::");
         let text = fs::read_to_string(root.join(path)).unwrap();
         let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
         let mut text = text.split("#[cfg(all(test, feature = \"test-hooks\"))]\nmod tests");
         let lines = text.next().unwrap().lines();
         let code = |line: &str| line.split("//").next().unwrap().to_owned() + "\n";
-        if module != "lib" {
+        if module != "lib" && module != "main" {
             let module = module.strip_suffix("::mod").unwrap_or(&module);
             sources.insert(module.to_owned(), lines.map(code).collect());
         }
@@ -99,49 +120,53 @@ fn paths(text: &str) -> Vec<String> {
     }
 }
 
-fn layer(module: &str) -> usize {
-    let folder = module.split("::").next().unwrap();
-    LAYERS
-        .iter()
+fn layer(package: &Package, module: &str) -> usize {
+    let (folder, root) = (module.split("::").next().unwrap(), package.root);
+    let mut layers = package.layers.iter();
+    layers
         .position(|layer| layer.contains(&folder))
-        .unwrap_or_else(|| panic!("{folder} is in no layer"))
+        .unwrap_or_else(|| panic!("{root}: {folder} is in no layer"))
 }
 
 #[test]
 fn folders_use_those_below_them_only() {
-    let uses = uses();
-    assert!(uses.len() > 60, "{} modules", uses.len());
-    for (module, used) in &uses {
-        for used in used {
-            assert!(
-                layer(used) <= layer(module),
-                "src/: {module} uses {used}, which is above it"
-            );
+    for (package, modules) in [(LIBRARY, 60), (CLI, 50)] {
+        let (uses, root) = (uses(&package), package.root);
+        assert!(uses.len() > modules, "{root}: {} modules", uses.len());
+        for (module, used) in &uses {
+            for used in used {
+                assert!(
+                    layer(&package, used) <= layer(&package, module),
+                    "{root}: {module} uses {used}, which is above it"
+                );
+            }
         }
     }
 }
 
 #[test]
 fn no_two_files_import_each_other() {
-    let mut uses = uses();
-    // a module that uses none of the remaining ones is in no circle
-    while let Some(free) = uses
-        .iter()
-        .find(|(_, used)| used.is_empty())
-        .map(|(module, _)| module.clone())
-    {
-        uses.remove(&free);
-        for used in uses.values_mut() {
-            used.remove(&free);
+    for package in [LIBRARY, CLI] {
+        let mut uses = uses(&package);
+        // a module that uses none of the remaining ones is in no circle
+        while let Some(free) = uses
+            .iter()
+            .find(|(_, used)| used.is_empty())
+            .map(|(module, _)| module.clone())
+        {
+            uses.remove(&free);
+            for used in uses.values_mut() {
+                used.remove(&free);
+            }
         }
+        assert!(uses.is_empty(), "{}: circles among {uses:#?}", package.root);
     }
-    assert!(uses.is_empty(), "circles among {uses:#?}");
 }
 
 /// Redis runs the scripts of `lua/v1` and no others, so that programs in any language can.
 #[test]
 fn rust_contains_no_script() {
-    for (module, source) in sources() {
+    for (module, source) in sources("src") {
         let is_lua = ["redis.call", "redis.pcall"]
             .iter()
             .any(|lua| source.contains(lua));

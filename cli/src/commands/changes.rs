@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use counterfoil::Family;
 use serde_json::json;
 
-use super::status::differences;
 use super::{Context, connect, registered};
 use crate::exit::{Exit, Failure};
 use crate::families;
@@ -19,7 +18,7 @@ pub async fn reconfigure(context: &Context, name: &str, dry_run: bool) -> Result
         .ok_or_else(|| Failure::usage(format!("the configuration has no family {name}")))?;
     let counterfoil = connect(pair).await?;
     let registered = registered(counterfoil.store(), name).await?.family;
-    let changes = differences(configured, &registered)?;
+    let changes = families::differences(configured, &registered)?;
     let changed = !dry_run && !changes.is_empty();
     let family = configured.in_namespace(registered.namespace())?;
     if changed {

@@ -3,13 +3,13 @@
 use std::error::Error;
 use std::net::SocketAddr;
 
-use counterfoil::admin::{Finding, Severity};
 use serde::Deserialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::config::HttpConfig;
-use crate::poll::in_time;
+use crate::health::Problem;
+use crate::limits::in_time;
 
 /// The path of the state without its families.
 const STATE: &str = "/api/v1/state?limit=0";
@@ -18,35 +18,21 @@ const MAX_LENGTH: u64 = 16 << 20;
 
 #[derive(Deserialize)]
 pub struct DaemonState {
+    problems: Vec<Problem>,
     pairs: Vec<Pair>,
 }
 
 #[derive(Deserialize)]
 struct Pair {
     name: String,
-    reconciler: Reconciler,
-    findings: Vec<Finding>,
-}
-
-#[derive(Deserialize)]
-struct Reconciler {
-    why: Option<String>,
 }
 
 impl DaemonState {
-    /// Returns the errors of a pair: those of `check`, and the steps that fail. `None` if the daemon
-    /// does not have the pair.
-    pub fn errors(&self, pair: &str) -> Option<Vec<Finding>> {
-        let pair = self.pairs.iter().find(|one| one.name == pair)?;
-        let advice = "The daemon tries to start it again every few seconds";
-        let stopped = |why: &String| {
-            let message = format!("does not run: {why}");
-            Finding::new(Severity::Error, "reconciler", message, advice)
-        };
-        let errors = pair.findings.iter().cloned();
-        let errors = errors.filter(|finding| finding.severity == Severity::Error);
-        let stopped = pair.reconciler.why.iter().map(stopped);
-        Some(stopped.chain(errors).collect())
+    /// Returns the problems of a pair, the worst first. `None` if the daemon does not have the pair.
+    pub fn problems(&self, pair: &str) -> Option<Vec<Problem>> {
+        self.pairs.iter().find(|one| one.name == pair)?;
+        let problems = self.problems.iter().filter(|one| one.pair == pair);
+        Some(problems.cloned().collect())
     }
 }
 

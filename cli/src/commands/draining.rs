@@ -13,8 +13,8 @@ use super::{Context, open, try_connect};
 use crate::config::PairConfig;
 use crate::exit::{Exit, Failure};
 use crate::families;
+use crate::limits::{in_time, ticks};
 use crate::output::{count, message, short};
-use crate::poll::{in_time, ticks};
 use crate::search;
 
 /// The interval between progress messages.

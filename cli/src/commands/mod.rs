@@ -23,9 +23,9 @@ use crate::arguments::{Arguments, Command, FamilyCommand, Scripts};
 use crate::config::{Config, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::families;
+use crate::limits::in_time;
 use crate::output::Output;
 use crate::pair;
-use crate::poll::in_time;
 
 /// The advice for a Redis that cannot be reached.
 const CONNECT_ADVICE: &str = "Check that Redis is running, and its address and password";

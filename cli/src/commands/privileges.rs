@@ -11,9 +11,9 @@ use crate::arguments::{PrivilegesOf, RoleName};
 use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::families::registered;
+use crate::limits::in_time;
 use crate::output::message;
 use crate::pair;
-use crate::poll::in_time;
 
 /// ACL rules for commands that the daemon needs or benefits from, in addition to the library's.
 /// `drain` searches Redis by SCAN, and so does `status` while MySQL is unavailable.

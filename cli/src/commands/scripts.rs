@@ -11,8 +11,8 @@ use serde_json::json;
 
 use super::{Context, connect};
 use crate::exit::{Exit, Failure};
+use crate::limits::in_time;
 use crate::output::{Output, table};
-use crate::poll::in_time;
 
 #[derive(Serialize)]
 struct Entry {

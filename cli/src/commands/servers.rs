@@ -10,14 +10,13 @@ use counterfoil::{Connection, Counterfoil, Family, MysqlStore};
 use futures_util::future::{join, join3};
 use serde_json::json;
 
-use super::status::differences;
 use super::{CONNECT_ADVICE, Context};
 use crate::config::{PairConfig, mysql_transport};
 use crate::exit::{Exit, Failure};
 use crate::families;
+use crate::limits::{CHECK_ADVICE, CHECK_TIMEOUT, in_time, with_timeout};
 use crate::output::Output;
 use crate::pair;
-use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, in_time, with_timeout};
 use crate::search;
 
 /// Prints the SQL of counterfoil's own tables.
@@ -128,7 +127,7 @@ pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
             let advice = "Configure what the database has. `counterfoil reconfigure` changes \
                           partitions, durability and bounds; anything else needs a family with \
                           another name";
-            for message in differences(configured, family)? {
+            for message in families::differences(configured, family)? {
                 findings.push(error(format!("family {family}"), message, advice));
             }
         }

@@ -1,51 +1,120 @@
-//! The state of families, for people and for monitoring.
+//! The state of pairs and families, for people and for monitoring.
 
 use std::time::Duration;
 
-use counterfoil::Family;
-use counterfoil::admin::{Finding, Severity};
 use futures_util::future::{join, join_all, try_join_all};
+use serde::Serialize;
 
 use super::{Context, daemon_state, servers};
-use crate::config::FamilyConfig;
 use crate::exit::{Exit, Failure};
+use crate::health::{Health, Level, Problem};
 use crate::output::{short, table};
-use crate::poll::{self, PairStatus};
+use crate::poll::{Polled, poll};
 use crate::status::{FamilyView, LATE, State, unix_now};
+use crate::view::{FindingView, ServerView};
 
-/// Prints a line for each family. The worst state decides the exit code.
+/// The state of a pair.
+#[derive(Serialize)]
+struct PairStatus {
+    pair: String,
+    state: Health,
+    redis: ServerView,
+    mysql: ServerView,
+    families: Vec<FamilyView>,
+    never_opened: Vec<String>,
+    /// The worst first.
+    problems: Vec<Problem>,
+    /// The errors that the daemon reports beyond these, `None` if it did not tell its state, or does
+    /// not have the pair.
+    daemon: Option<Vec<Problem>>,
+}
+
+impl PairStatus {
+    fn new(polled: Polled, reported: Option<Vec<Problem>>) -> Self {
+        let Polled {
+            view,
+            never_opened,
+            missing,
+        } = polled;
+        let missing = missing.into_iter().map(Problem::missing);
+        let problems = view.problems_with(missing, unix_now());
+        let daemon = reported.map(|mut reported| {
+            reported.retain(|one| one.is_error() && !problems.iter().any(|own| own.is(one)));
+            reported
+        });
+        PairStatus {
+            pair: view.name,
+            state: Health::of(problems.iter().chain(daemon.iter().flatten())),
+            redis: view.redis,
+            mysql: view.mysql,
+            families: view.families,
+            never_opened,
+            problems,
+            daemon,
+        }
+    }
+
+    fn worst(&self) -> Option<Level> {
+        let reported = self.daemon.iter().flatten();
+        let all = self.problems.iter().chain(reported);
+        all.map(|problem| problem.severity).max()
+    }
+
+    /// Returns the state of a family as the list shows it: that of the pair instead of `ok` where
+    /// errors follow.
+    fn state_of(&self, family: &FamilyView) -> &'static str {
+        let has_errors = self.worst() > Some(Level::Warning);
+        if family.state == State::Ok && has_errors {
+            self.state.name()
+        } else {
+            family.state.name()
+        }
+    }
+
+    /// Returns the lines below the table.
+    fn remarks(&self) -> Vec<String> {
+        let own = self.problems.iter().map(Problem::to_string);
+        let reported = self.daemon.iter().flatten();
+        let reported = reported.map(|problem| format!("the daemon reports {problem}"));
+        let lines = own.chain(reported);
+        lines
+            .map(|line| format!("pair {}: {line}", self.pair))
+            .collect()
+    }
+}
+
+/// Prints a line for each family. The worst problem decides the exit code.
 pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> {
     let daemon = daemon_state::read(context.config.http.as_ref());
-    let (daemon, polled) = join(daemon, poll(context, late)).await;
+    let (daemon, polled) = join(daemon, poll_all(context, late)).await;
     let (daemon, silent) = match daemon.transpose() {
         Ok(daemon) => (daemon, None),
         Err(why) => (None, Some(why)),
     };
     let pairs = context.config.pairs.iter().zip(polled);
-    let checks = pairs.map(async |(pair, mut status)| {
+    let checks = pairs.map(async |(pair, mut polled)| {
         // an unavailable server is reported once
-        if is_up(&status) {
-            status.errors = servers::findings(pair).await?;
-            let is_error = |finding: &Finding| finding.severity == Severity::Error;
-            status.errors.retain(is_error);
+        if polled.view.are_up() {
+            let findings = servers::findings(pair).await?;
+            polled.view.checked = FindingView::all(findings, &[], unix_now());
         }
-        status.daemon = daemon.as_ref().and_then(|state| {
-            let mut reported = state.errors(&pair.name)?;
-            reported.retain(|finding| !status.errors.contains(finding));
-            Some(reported)
-        });
-        Ok::<_, Failure>(status)
+        let reported = daemon.as_ref().and_then(|state| state.problems(&pair.name));
+        Ok::<_, Failure>(PairStatus::new(polled, reported))
     });
     let pairs = try_join_all(checks).await?;
     context.output.print(&pairs, |pairs| {
         let mut lines = lines(pairs);
         for status in pairs {
             let pair = &status.pair;
-            lines.extend(remarks(status));
-            let errors = status.errors.iter();
-            lines.extend(errors.map(|error| format!("pair {pair}: {error}")));
-            let reported = status.daemon.iter().flatten();
-            lines.extend(reported.map(|error| format!("pair {pair}: the daemon reports {error}")));
+            let remarks = status.remarks();
+            let is_empty = status.families.is_empty() && status.never_opened.is_empty();
+            let is_new = is_empty && remarks.is_empty();
+            lines.extend(remarks);
+            let never_opened = status.never_opened.iter();
+            lines.extend(never_opened.map(|family| {
+                format!("pair {pair}: {family} is configured, but was never opened")
+            }));
+            lines.extend(is_new.then(|| format!("pair {pair}: no family was opened yet")));
             let is_missing = daemon.is_some() && status.daemon.is_none();
             lines.extend(is_missing.then(|| {
                 format!("pair {pair}: the daemon does not have it; a new pair needs a restart")
@@ -54,44 +123,36 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         lines.extend(silent);
         lines
     })?;
-    let has_errors = |pair: &PairStatus| {
-        let reported = pair.daemon.iter().flatten();
-        !is_up(pair) || pair.errors.iter().chain(reported).next().is_some()
-    };
-    let is_late = |pair: &PairStatus| {
-        let mut families = pair.families.iter();
-        !pair.missing.is_empty()
-            || families.any(|family| family.state != State::Ok || family.is_full())
-    };
-    Ok(if pairs.iter().any(has_errors) {
-        Exit::Critical
-    } else {
-        Exit::warning_if(pairs.iter().any(is_late))
-    })
+    Ok(exit(&pairs))
 }
 
 /// Prints what waits in Redis for MySQL.
 pub async fn pending(context: &Context) -> Result<Exit, Failure> {
-    let mut pairs = poll(context, LATE).await;
-    for pair in &mut pairs {
-        pair.families
-            .retain(|family| family.pending > 0 || family.problem.is_some());
-    }
-    let are_up = pairs.iter().all(is_up);
-    let has_no_problem = pairs.iter().all(|pair| problems(pair).is_empty());
+    let polled = poll_all(context, LATE).await.into_iter();
+    let pairs = polled.map(|polled| {
+        let mut status = PairStatus::new(polled, None);
+        let families = &mut status.families;
+        families.retain(|family| family.pending > 0 || family.problem.is_some());
+        status
+    });
+    let pairs: Vec<_> = pairs.collect();
     context.output.print(&pairs, |pairs| {
         let mut lines = lines(pairs);
-        if lines.is_empty() && has_no_problem {
+        lines.extend(pairs.iter().flat_map(PairStatus::remarks));
+        if lines.is_empty() {
             lines.push("nothing is pending".to_owned());
         }
-        lines.extend(pairs.iter().flat_map(problems));
         lines
     })?;
-    Ok(if are_up {
-        Exit::warning_if(!has_no_problem)
-    } else {
-        Exit::Critical
-    })
+    Ok(exit(&pairs))
+}
+
+fn exit(pairs: &[PairStatus]) -> Exit {
+    match pairs.iter().filter_map(PairStatus::worst).max() {
+        None => Exit::Ok,
+        Some(Level::Warning) => Exit::Warning,
+        Some(Level::Error | Level::Down) => Exit::Critical,
+    }
 }
 
 /// Returns a line for each family, below a head.
@@ -116,7 +177,7 @@ fn lines(pairs: &[PairStatus]) -> Vec<String> {
                 family.oldest_seconds.map(short).unwrap_or_default(),
                 family.last_saved.map(age).unwrap_or_default(),
                 rejects(family),
-                family.state.name().to_owned(),
+                pair.state_of(family).to_owned(),
             ]
         }));
     }
@@ -129,60 +190,7 @@ fn lines(pairs: &[PairStatus]) -> Vec<String> {
     table(&heads[first..], &rows)
 }
 
-async fn poll(context: &Context, late: Duration) -> Vec<PairStatus> {
+async fn poll_all(context: &Context, late: Duration) -> Vec<Polled> {
     let pairs = context.config.pairs.iter();
-    join_all(pairs.map(|pair| poll::poll(pair, late))).await
-}
-
-fn is_up(pair: &PairStatus) -> bool {
-    pair.redis.up && pair.mysql.up
-}
-
-/// Returns why figures are missing, or hits refused.
-fn problems(pair: &PairStatus) -> Vec<String> {
-    let mut problems = Vec::new();
-    for (name, server) in [("redis", &pair.redis), ("mysql", &pair.mysql)] {
-        let why = server.why.iter();
-        problems.extend(why.map(|why| format!("{name} is unavailable: {why}")));
-    }
-    for family in &pair.families {
-        let full = family
-            .is_full()
-            .then_some("max_pending is reached, Redis refuses hits of further ids");
-        let all = family.problem.as_deref().into_iter().chain(full);
-        problems.extend(all.map(|problem| format!("{}: {problem}", family.name())));
-    }
-    problems.extend(pair.missing.iter().cloned());
-    let name = &pair.pair;
-    problems
-        .iter()
-        .map(|problem| format!("pair {name}: {problem}"))
-        .collect()
-}
-
-/// Returns the remarks below the table.
-fn remarks(pair: &PairStatus) -> Vec<String> {
-    let mut remarks = problems(pair);
-    let name = &pair.pair;
-    for family in &pair.never_opened {
-        remarks.push(format!(
-            "pair {name}: {family} is configured, but was never opened"
-        ));
-    }
-    if remarks.is_empty() && pair.families.is_empty() {
-        remarks.push(format!("pair {name}: no family was opened yet"));
-    }
-    remarks
-}
-
-/// Returns the settings in which the database differs from the configuration.
-pub fn differences(
-    configured: &FamilyConfig,
-    registered: &Family,
-) -> counterfoil::Result<Vec<String>> {
-    let configured = configured.in_namespace(registered.namespace())?;
-    let differs = configured.differences(registered);
-    Ok(differs
-        .map(|(name, here, there)| format!("{name} is {here} here, and {there} in the database"))
-        .collect())
+    join_all(pairs.map(|pair| poll(pair, late))).await
 }

@@ -1,20 +1,15 @@
-//! The steps of a reconciler that fail: for the view, as findings, and in the log.
+//! The steps of a reconciler that fail: for the view, and in the log.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use counterfoil::admin::{Finding, Severity};
 use counterfoil::{ErrorKind, Failing};
 
 use crate::status::unix_now;
-use crate::view::{FailingView, FindingView, PairView};
+use crate::view::{COUNTING, FailingView, PairView, by_error, subject};
 
 /// The time from which a step counts as failing. Locks and deadlocks are often shorter.
 const FAILING: Duration = Duration::from_secs(3);
-/// The step of the applications that fails while Redis refuses hits.
-const COUNTING: &str = "counting";
-/// The maximum number of names in a line.
-const MAX_NAMES: usize = 10;
 
 /// Returns the steps that have failed for a while, and that of the applications if Redis refuses
 /// hits.
@@ -52,50 +47,6 @@ pub fn views(failing: Vec<Failing>, view: &PairView) -> Vec<FailingView> {
         }
     }
     views
-}
-
-/// Returns the steps by their errors.
-fn by_error(failing: &[FailingView]) -> BTreeMap<&str, Vec<&FailingView>> {
-    let mut by_error: BTreeMap<_, Vec<&FailingView>> = BTreeMap::new();
-    for one in failing {
-        by_error.entry(one.error.as_str()).or_default().push(one);
-    }
-    by_error
-}
-
-/// Returns the steps and the families that fail with one error, the first of them if there are many.
-fn subject(failing: &[&FailingView]) -> String {
-    let steps = failing.iter().map(|one| one.step);
-    let families = failing.iter().map(|one| one.family.as_deref());
-    let families = families.map(|name| name.unwrap_or("the pair"));
-    let [steps, mut families] =
-        [BTreeSet::from_iter(steps), BTreeSet::from_iter(families)].map(Vec::from_iter);
-    let more = families.len().saturating_sub(MAX_NAMES);
-    families.truncate(MAX_NAMES);
-    let (steps, families) = (steps.join(", "), families.join(", "));
-    match more {
-        0 => format!("{steps} of {families}"),
-        more => format!("{steps} of {families} and {more} more"),
-    }
-}
-
-/// Returns a finding for each error, except those that `check` reports as well.
-pub fn findings(failing: &[FailingView]) -> Vec<FindingView> {
-    let new = by_error(failing).into_iter();
-    let new = new.filter(|(_, failing)| failing[0].step != COUNTING);
-    let finding = |(error, failing): (&str, Vec<&FailingView>)| {
-        let advice = if failing.iter().any(|one| one.blocks_hits) {
-            "Hits wait in Redis meanwhile. `counterfoil check` names missing privileges, tables and columns"
-        } else {
-            "The step is retried until it succeeds"
-        };
-        let since = failing.iter().map(|one| one.since).min();
-        FindingView {
-            finding: Finding::new(Severity::Error, subject(&failing), error, advice),
-            since: since.unwrap_or_default(),
-        }
-    };
-    new.map(finding).collect()
 }
 
 /// The errors that were logged, and did not end since.

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 
 use crate::config::{FamilyConfig, PairConfig};
 use crate::families::{self, registered};
-use crate::poll::{CHECK_TIMEOUT, with_timeout};
+use crate::limits::{CHECK_TIMEOUT, with_timeout};
 use crate::view::Refused;
 
 /// The maximum number of families that are opened concurrently.

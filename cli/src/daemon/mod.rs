@@ -1,12 +1,10 @@
 //! The daemon: a server process, of which any number may run.
 
-pub mod failing;
+mod failing;
 mod families;
-pub mod metrics;
 mod overview;
 mod sampling;
 mod servers;
-pub mod state;
 mod systemd;
 mod worker;
 
@@ -26,12 +24,14 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use self::state::PairState;
 use self::worker::Worker;
+use crate::VERSION;
 use crate::config::{Config, HttpConfig, LogFormat, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::http::{self, App};
+use crate::metrics;
 use crate::signals;
+use crate::state::PairState;
 use crate::view::ReconcilerView;
 
 /// The default log filter, which `RUST_LOG` overrides. The daemon logs each state once, so this
@@ -39,7 +39,6 @@ use crate::view::ReconcilerView;
 const LOG_FILTER: &str = "info,counterfoil::reconciler=error,counterfoil::recount=error,counterfoil::writer=error,counterfoil::connection::failures=off,redis=off,sqlx=error";
 /// The pause before a worker that ended is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Runs until a signal ends the daemon.
 pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {

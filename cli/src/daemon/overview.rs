@@ -9,7 +9,7 @@ use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, MysqlStore, Result};
 
 use super::families::Families;
-use super::state::PairState;
+use crate::state::PairState;
 use crate::status;
 use crate::view::{DriftView, RecountView, RejectView};
 

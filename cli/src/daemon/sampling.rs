@@ -8,8 +8,8 @@ use counterfoil::admin::Overview;
 use counterfoil::{Counterfoil, Result};
 use tokio::time::sleep;
 
-use super::metrics::count_hits;
-use super::state::PairState;
+use crate::metrics::count_hits;
+use crate::state::PairState;
 use crate::status::{self, FamilyView, LATE, Sample, unix_now};
 
 /// The pause between samples of the families.

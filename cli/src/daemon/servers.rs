@@ -9,8 +9,8 @@ use counterfoil::Connection;
 use counterfoil::admin::RedisState;
 use counterfoil::sqlx::{self, MySqlPool};
 
-use super::state::PairState;
-use crate::poll::{no_reply, ticks, with_timeout};
+use crate::limits::{no_reply, ticks, with_timeout};
+use crate::state::PairState;
 use crate::status::unix_now;
 use crate::view::{PairView, ServerView};
 

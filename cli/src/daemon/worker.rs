@@ -21,12 +21,12 @@ use super::families::Families;
 use super::overview::Overviews;
 use super::sampling::sample;
 use super::servers::{MYSQL, REDIS, check_mysql, check_redis};
-use super::state::PairState;
 use super::systemd;
 use crate::config::{Config, PairConfig, Serve};
 use crate::families;
+use crate::limits::{CHECK_ADVICE, CHECK_TIMEOUT, ticks, with_timeout};
 use crate::pair;
-use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, ticks, with_timeout};
+use crate::state::PairState;
 use crate::status::unix_now;
 use crate::view::{FailingView, FindingView};
 

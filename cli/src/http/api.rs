@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::family::connected;
 use super::problem::Problem;
 use super::{App, AppState, Params, read_permit};
-use crate::daemon::VERSION;
+use crate::VERSION;
 use crate::status::{FamilyView, unix_seconds};
 use crate::view::{DriftView, Look, PairView, RejectView};
 

@@ -9,8 +9,8 @@ use tokio::sync::SemaphorePermit;
 use super::problem::Problem;
 use super::{App, read_permit};
 use crate::config::FamilyConfig;
-use crate::daemon::state::PairState;
 use crate::families;
+use crate::state::PairState;
 
 /// A family that the daemon serves, with the connections to read it.
 ///

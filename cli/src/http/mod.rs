@@ -33,8 +33,8 @@ use tokio::time::timeout;
 use self::logins::Logins;
 use self::problem::Problem;
 use crate::config::Config;
-use crate::daemon::metrics::render;
-use crate::daemon::state::PairState;
+use crate::metrics::render;
+use crate::state::PairState;
 use crate::view::View;
 
 /// The time for which a request waits for others to end. Clients wait for half a second in all, and

@@ -367,7 +367,7 @@ async fn every_surface_tells_of_an_outage() {
             api: ("/redis/why", json!("no reply within 3 s")),
             metric: ("counterfoil_server_up", &[("server", "redis")], 0.0),
             ready: "not ready: redis\n",
-            status: (2, "redis is unavailable"),
+            status: (2, "Redis is unavailable"),
             log: &["unavailable", "server=\"redis\"", "no reply within 3 s"],
         })
         .await;
@@ -382,7 +382,7 @@ async fn every_surface_tells_of_an_outage() {
             api: ("/redis/up", json!(false)),
             metric: ("counterfoil_server_up", &[("server", "redis")], 0.0),
             ready: "not ready: redis\n",
-            status: (2, "redis is unavailable"),
+            status: (2, "Redis is unavailable"),
             log: &["unavailable", "server=\"redis\"", "refused"],
         })
         .await;
@@ -592,7 +592,7 @@ async fn changed_password_of_redis(stage: &Stage) {
             api: ("/redis/up", json!(false)),
             metric: ("counterfoil_server_up", &[("server", "redis")], 0.0),
             ready: "not ready: redis\n",
-            status: (2, "redis is unavailable"),
+            status: (2, "Redis is unavailable"),
             log: &["unavailable", "server=\"redis\"", "Authentication required"],
         })
         .await;

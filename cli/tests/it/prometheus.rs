@@ -37,7 +37,7 @@ ids = "both"
 
 /// The sources that name metrics: those of the daemon, and those of the library.
 const NAMES: [&str; 2] = [
-    include_str!("../../src/daemon/metrics.rs"),
+    include_str!("../../src/metrics.rs"),
     include_str!("../../../src/metrics.rs"),
 ];
 const RULES: &str = include_str!("../../prometheus/rules.yml");

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::format::grouped;
 use super::{ProblemPage, address, header, page, summary, tables};
-use crate::daemon::VERSION;
+use crate::VERSION;
 use crate::http::problem::Problem;
 use crate::http::{AppState, Params};
 use crate::status::{FamilyView, State};

@@ -7,6 +7,13 @@ use serde_json::json;
 use super::FAMILIES;
 use crate::support::{Site, eventually};
 
+/// Returns the cells of the line of `shop/views`.
+fn cells(status: &str) -> Vec<&str> {
+    let mut lines = status.lines();
+    let row = lines.find(|line| line.starts_with("shop/views"));
+    row.expect("its line").split_whitespace().collect()
+}
+
 #[tokio::test]
 async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
     let site = Site::new().await;
@@ -44,11 +51,7 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
 
     site.printed(&["add", "shop/views", "a", "3"]).await;
     let status = site.printed(&["status"]).await;
-    let row = status
-        .lines()
-        .find(|line| line.starts_with("shop/views"))
-        .expect("its line");
-    let cells: Vec<_> = row.split_whitespace().collect();
+    let cells = cells(&status);
     assert_eq!(
         (cells[1], cells[2], cells.last()),
         ("buffered", "1", Some(&"ok")),
@@ -80,7 +83,7 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
     let unset = "CONFIG SET appendonly no";
     site.redis.run::<()>(unset).await.expect("set");
     let saved = site.json(2, &["status", "--late", "10ms"]).await;
-    assert_eq!(saved[0]["errors"][0]["subject"], "redis persistence");
+    assert_eq!(saved[0]["problems"][0]["problem"], "redis persistence");
     assert!(
         saved[0]["families"][0]["last_saved"]
             .as_u64()
@@ -93,6 +96,8 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
         status.contains(" ago ") && status.contains("pair main: error: redis persistence: "),
         "{status}"
     );
+    // no family is ok beside an error of its pair
+    assert_eq!(self::cells(&status).last(), Some(&"degraded"), "{status}");
     let _: () = site
         .redis
         .run("SET cf1:{shop/views/0}:buffer text")
@@ -100,9 +105,11 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
         .expect("set");
     let broken = site.ends_with(2, &["status"]).await;
     assert!(broken.out.contains("broken"), "{broken:?}");
-    let unknown = site.ends_with(1, &["pending"]).await;
+    let unknown = site.ends_with(2, &["pending"]).await;
     assert!(
-        unknown.out.contains("pair main: shop/views: "),
+        unknown
+            .out
+            .contains("pair main: error: shop/views is broken: "),
         "{unknown:?}"
     );
 }
@@ -118,7 +125,7 @@ async fn status_warns_of_a_family_in_which_redis_refuses_hits() {
     site.ends_with(1, &["add", "shop/views", "b"]).await;
     for command in ["status", "pending"] {
         let full = site.ends_with(1, &[command]).await.out;
-        let remark = "pair main: shop/views: max_pending is reached, Redis refuses hits";
+        let remark = "pair main: warning: shop/views has reached max_pending. Redis refuses hits";
         assert!(full.contains(remark), "{full}");
     }
 }

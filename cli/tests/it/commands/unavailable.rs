@@ -15,7 +15,9 @@ async fn a_redis_that_is_gone_or_silent_is_named() {
     site.redis.pause();
     let silent = site.ends_with(2, &["status"]).await;
     assert!(
-        silent.out.contains("pair main: redis is unavailable: "),
+        silent
+            .out
+            .contains("pair main: down: Redis is unavailable: "),
         "{silent:?}"
     );
     site.redis.kill();
@@ -83,12 +85,16 @@ async fn a_mysql_that_is_gone_is_named() {
     let gone = site.ends_with(2, &["status"]).await;
     let line = gone.out.lines().last().unwrap_or_default();
     assert!(
-        line.starts_with("pair main: mysql is unavailable: ") && line.contains(REFUSED),
+        line.starts_with("pair main: down: MySQL is unavailable: ") && line.contains(REFUSED),
         "{gone:?}"
     );
     let row = gone.out.lines().find(|line| line.starts_with("shop/views"));
     let cells: Vec<_> = row.expect("what Redis knows").split_whitespace().collect();
-    assert_eq!((cells[1], cells[2]), ("buffered", "1"), "{gone:?}");
+    assert_eq!(
+        (cells[1], cells[2], cells.last()),
+        ("buffered", "1", Some(&"down")),
+        "{gone:?}"
+    );
     let pending = site.json(2, &["pending"]).await;
     let families = pending[0]["families"].as_array().expect("families");
     let names: Vec<_> = families.iter().map(|family| &family["family"]).collect();
@@ -116,7 +122,7 @@ async fn a_mysql_that_is_gone_is_named() {
     let status = site.ends_with(2, &["status"]).await.out;
     let row = status.lines().find(|line| line.starts_with("shop/views"));
     assert!(row.is_some_and(|row| row.contains(" 1 ")), "{status}");
-    assert!(!status.contains("redis is unavailable"), "{status}");
+    assert!(!status.contains("Redis is unavailable"), "{status}");
     assert!(status.contains("Redis was not searched"), "{status}");
     let counted = site.printed(&["add", "shop/views", "a"]).await;
     assert_eq!(counted, "counted\n");

@@ -9,7 +9,7 @@ use metrics::{Label, counter, describe_counter, describe_gauge, gauge, with_loca
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::interval;
 
-use super::VERSION;
+use crate::VERSION;
 use crate::status::State;
 use crate::view::{PairView, View};
 
