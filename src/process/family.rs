@@ -9,6 +9,7 @@ use parking_lot::RwLock;
 use crate::error::Result;
 use crate::family::Family;
 use crate::metrics;
+use crate::process::work::FamilySlot;
 use crate::scripts::partition::PairResult;
 use crate::store::{Columns, Incarnation, Registered, Store};
 
@@ -20,8 +21,7 @@ pub const RUNTIME_ENDED: &str = "the runtime of the pair has ended";
 /// A family in use by this process.
 #[derive(Debug)]
 pub struct Opened {
-    /// Its number in this process.
-    pub number: u64,
+    pub slot: FamilySlot,
     pub family: Family,
     /// Set if a reconciler found the family in the database. It is replaced when the process itself
     /// opens the family.
@@ -35,10 +35,10 @@ pub struct Opened {
 }
 
 impl Opened {
-    pub fn new(number: u64, family: Family, registered: Option<Arc<Registered>>) -> Self {
+    pub fn new(slot: FamilySlot, family: Family, registered: Option<Arc<Registered>>) -> Self {
         let label = Arc::<str>::from(family.name()).into();
         Opened {
-            number,
+            slot,
             family,
             is_served: false,
             registered: RwLock::new(registered),

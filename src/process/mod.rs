@@ -2,5 +2,6 @@
 //! writers announce to the reconciler.
 
 pub mod family;
+pub mod runtime;
 pub mod shared;
 pub mod work;

@@ -7,7 +7,6 @@ use std::sync::{Arc, Weak};
 
 use futures_util::future::join;
 use parking_lot::{Mutex, RwLock};
-use tokio::runtime::Handle;
 
 use crate::admin;
 use crate::connection::topology::Topology;
@@ -15,7 +14,8 @@ use crate::connection::{Connection, try_each_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::{Opened, RUNTIME_ENDED, SHUT_DOWN};
-use crate::process::work::{Announced, Work};
+use crate::process::runtime::PairRuntime;
+use crate::process::work::{Announced, FamilySlot, Work};
 use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
@@ -28,8 +28,7 @@ pub struct Shared {
     pub redis: Connection,
     pub topology: Arc<Topology>,
     pub store: Arc<dyn Store>,
-    /// The runtime of the pair's tasks and connections.
-    runtime: Handle,
+    runtime: Arc<PairRuntime>,
     families: RwLock<Families>,
     allow_evicting: AtomicBool,
     /// The kinds for which Redis was found safe.
@@ -41,14 +40,14 @@ pub struct Shared {
 
 pub type InUse = (Arc<Opened>, Arc<Writer>);
 
-/// The families in use, by their numbers in this process.
+/// The families in use.
 #[derive(Debug, Default)]
 struct Families {
-    in_use: BTreeMap<u64, InUse>,
+    in_use: BTreeMap<FamilySlot, InUse>,
     /// Those that were opened again with other settings, while handles may still use them.
     replaced: Vec<(Arc<Opened>, Weak<Writer>)>,
     /// By namespace and name, as `NAMESPACE/NAME`.
-    numbers: HashMap<String, u64>,
+    slots: HashMap<String, FamilySlot>,
 }
 
 impl Shared {
@@ -58,7 +57,7 @@ impl Shared {
             topology: Arc::new(Topology::of(&redis)),
             redis,
             store,
-            runtime: Handle::current(),
+            runtime: Arc::new(PairRuntime::current()),
             families: RwLock::default(),
             allow_evicting: AtomicBool::default(),
             safe_for: Mutex::default(),
@@ -72,8 +71,8 @@ impl Shared {
     pub fn open(&self, family: Family, registered: Option<Registered>) -> Result<InUse> {
         let registered = registered.map(Arc::new);
         let is_kept = |(opened, _): &InUse| opened.is_same(&family, registered.as_ref());
-        self.take_in_use(&family, is_kept, |number| {
-            Opened::new(number, family.clone(), registered.clone())
+        self.take_in_use(&family, is_kept, |slot| {
+            Opened::new(slot, family.clone(), registered.clone())
         })
     }
 
@@ -83,8 +82,8 @@ impl Shared {
         let family = &registered.family;
         let is_kept =
             |(opened, _): &InUse| !opened.is_served || opened.known().as_ref() == Some(&registered);
-        self.take_in_use(family, is_kept, |number| {
-            let mut opened = Opened::new(number, family.clone(), Some(registered.clone()));
+        self.take_in_use(family, is_kept, |slot| {
+            let mut opened = Opened::new(slot, family.clone(), Some(registered.clone()));
             opened.is_served = true;
             opened
         })
@@ -95,31 +94,31 @@ impl Shared {
         &self,
         family: &Family,
         is_kept: impl Fn(&InUse) -> bool,
-        open: impl FnOnce(u64) -> Opened,
+        open: impl FnOnce(FamilySlot) -> Opened,
     ) -> Result<InUse> {
         let mut families = self.families.write();
         if self.is_closed() {
             let refused = format!("{family}: not opened: {SHUT_DOWN}");
             return Err(Error::new(ErrorKind::Closed, refused));
         }
-        let next = families.numbers.len() as u64;
-        let number = *families.numbers.entry(family.to_string()).or_insert(next);
-        if let Some(kept) = families.in_use.get(&number).filter(|known| is_kept(known)) {
+        let next = FamilySlot(families.slots.len());
+        let slot = *families.slots.entry(family.to_string()).or_insert(next);
+        if let Some(kept) = families.in_use.get(&slot).filter(|known| is_kept(known)) {
             return Ok(kept.clone());
         }
-        let opened = Arc::new(open(number));
+        let opened = Arc::new(open(slot));
         crate::metrics::begin_family(&opened.label, opened.family.is_cached());
         let (redis, topology) = (self.redis.clone(), self.topology.clone());
         let route = Route::new(redis, opened.clone(), topology, self.work.clone());
         let writer = Writer::new(route, self.runtime.clone(), self.closed.clone())?;
         let both = (opened, Arc::new(writer));
-        if let Some((opened, writer)) = families.in_use.insert(number, both.clone()) {
+        if let Some((opened, writer)) = families.in_use.insert(slot, both.clone()) {
             let replaced = &mut families.replaced;
             replaced.retain(|(_, writer)| writer.strong_count() > 0);
             replaced.push((opened, Arc::downgrade(&writer)));
         }
-        self.work.announce(Announced::Family(number));
-        self.work.announce(Announced::Upkeep(number));
+        self.work.announce(Announced::Family(slot));
+        self.work.announce(Announced::Upkeep(slot));
         Ok(both)
     }
 
@@ -142,8 +141,8 @@ impl Shared {
     /// Returns the family of that name that is in use.
     pub fn in_use(&self, family: &Family) -> Option<InUse> {
         let families = self.families.read();
-        let number = families.numbers.get(&family.to_string())?;
-        families.in_use.get(number).cloned()
+        let slot = families.slots.get(&family.to_string())?;
+        families.in_use.get(slot).cloned()
     }
 
     pub fn opened(&self) -> Vec<Arc<Opened>> {
@@ -218,11 +217,11 @@ impl Shared {
         try_each_of(calls, &groups, |group| call(group)).await
     }
 
-    pub fn family(&self, number: u64) -> Option<Arc<Opened>> {
+    pub fn family(&self, slot: FamilySlot) -> Option<Arc<Opened>> {
         self.families
             .read()
             .in_use
-            .get(&number)
+            .get(&slot)
             .map(|(opened, _)| opened.clone())
     }
 

@@ -12,16 +12,21 @@ pub struct Work {
     notify: Notify,
 }
 
-/// A partition: the number of its family, and its own number.
-pub type PartitionId = (u64, u32);
+/// The place of a family among those that this process has in use. The database has another number
+/// of it, a [`FamilyNumber`](crate::store::FamilyNumber).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FamilySlot(pub usize);
+
+/// A partition: the slot of its family, and its number.
+pub type PartitionId = (FamilySlot, u32);
 
 /// One item of work for the reconciler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Announced {
     /// A family was opened, and is searched for hits.
-    Family(u64),
+    Family(FamilySlot),
     /// A family was opened, and needs upkeep.
-    Upkeep(u64),
+    Upkeep(FamilySlot),
     /// A sync is due in this partition.
     Due(PartitionId),
 }

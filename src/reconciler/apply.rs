@@ -10,6 +10,7 @@ use tokio::time::{Instant, timeout};
 use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
+use crate::process::work::FamilySlot;
 use crate::process::work::{Announced, PartitionId};
 use crate::reconciler::flush::{Fetched, Flusher};
 use crate::reconciler::step::Step;
@@ -29,7 +30,7 @@ impl Flusher {
     pub async fn apply(&self, fetched: &[Fetched]) -> Vec<Result<Progress>> {
         let all: Vec<_> = fetched.iter().collect();
         let mut results = self.apply_together(&all).await;
-        let mut families: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        let mut families: BTreeMap<FamilySlot, Vec<usize>> = BTreeMap::new();
         for (index, (held, _)) in fetched.iter().enumerate() {
             families.entry(held.id.0).or_default().push(index);
         }

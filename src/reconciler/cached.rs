@@ -101,7 +101,7 @@ impl Flusher {
     ) -> Result<()> {
         let started = Instant::now();
         let delete = async |(partition, number): &(&Partition, u32)| {
-            let id = (opened.number, *number);
+            let id = (opened.slot, *number);
             let pass = self.passes.lock().get(&id).copied();
             let Pass { at, mut cursor } = pass.unwrap_or(Pass {
                 at: started,

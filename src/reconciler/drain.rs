@@ -51,7 +51,7 @@ impl Flusher {
     /// Cuts every partition of the family, and makes reconcilers delay further cuts for this time.
     pub async fn hold(&self, opened: &Opened, time: Duration) -> Result<()> {
         let numbers = 0..opened.family.partitions();
-        let partitions = numbers.map(|number| (opened.number, number)).collect();
+        let partitions = numbers.map(|number| (opened.slot, number)).collect();
         let (cut, mut retries) = (Cut::NowAndHold(time), Retries::default());
         let held = self.drain_partitions(partitions, cut, &mut retries).await;
         retries.succeeded();

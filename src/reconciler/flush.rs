@@ -18,7 +18,7 @@ use crate::family::Family;
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
-use crate::process::work::{Announced, PartitionId};
+use crate::process::work::{Announced, FamilySlot, PartitionId};
 use crate::reconciler::step::{Step, caught};
 use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::scripts::partition::Partition;
@@ -265,7 +265,12 @@ impl Flusher {
     /// Registers the batch's family again if the database may have lost it; once for all batches
     /// of a flush. Returns the error of the batch, which is retried soon if it has another number
     /// now.
-    async fn renew(&self, held: &Held, error: Error, renewed: &mut BTreeMap<u64, bool>) -> Error {
+    async fn renew(
+        &self,
+        held: &Held,
+        error: Error,
+        renewed: &mut BTreeMap<FamilySlot, bool>,
+    ) -> Error {
         if error.kind() != ErrorKind::Mismatch {
             return error;
         }
@@ -363,10 +368,14 @@ impl Flusher {
     /// Takes the batches of one flush from `held`: the durable ones of families that may be flushed,
     /// up to [`FLUSH_IDS`] ids, but at least one batch. A family with many ids is taken by itself, and
     /// so is one with batches that failed before, which are taken last.
-    pub fn next_flush(&self, held: &mut Vec<Held>, may_flush: impl Fn(u64) -> bool) -> Vec<Held> {
+    pub fn next_flush(
+        &self,
+        held: &mut Vec<Held>,
+        may_flush: impl Fn(FamilySlot) -> bool,
+    ) -> Vec<Held> {
         let now = Instant::now();
         let is_ready = |held: &Held| held.ready_at <= now && may_flush(held.id.0);
-        let mut ids: BTreeMap<u64, u64> = BTreeMap::new();
+        let mut ids: BTreeMap<FamilySlot, u64> = BTreeMap::new();
         for held in held.iter().filter(|held| is_ready(held)) {
             *ids.entry(held.id.0).or_default() += held.cut.ids;
         }

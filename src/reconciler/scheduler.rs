@@ -13,7 +13,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use crate::connection::backoff::{Backoff, unless_stopped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
-use crate::process::work::{Announced, PartitionId};
+use crate::process::work::{Announced, FamilySlot, PartitionId};
 use crate::reconciler::flush::{Flushed, Flusher, Held, Rotated};
 use crate::reconciler::registry::{self, Scope};
 use crate::reconciler::rejects;
@@ -50,12 +50,12 @@ enum Finished {
     Rotated(Vec<(PartitionId, Result<Rotated>)>),
     /// A flush, by its number.
     Flushed(u64, Vec<(PartitionId, Result<Flushed>)>),
-    Kept(u64, Result<Vec<PartitionId>>),
+    Kept(FamilySlot, Result<Vec<PartitionId>>),
 }
 
 /// A flush that runs.
 struct Flush {
-    families: BTreeSet<u64>,
+    families: BTreeSet<FamilySlot>,
     oldest_hit: Instant,
 }
 
@@ -75,7 +75,7 @@ pub struct Scheduler {
     flushes: u64,
     backoffs: HashMap<Announced, Backoff>,
     /// The number of upkeeps that succeeded of each family that it serves.
-    upkeeps: HashMap<u64, u32>,
+    upkeeps: HashMap<FamilySlot, u32>,
     /// The permits of concurrent upkeeps.
     permits: Arc<Semaphore>,
 }
@@ -180,8 +180,8 @@ impl Scheduler {
         let (mut families, mut due) = (Vec::new(), Vec::new());
         while let Some(what) = self.schedule.pop_due(now) {
             match what {
-                Announced::Family(number) => families.extend(self.flusher.shared.family(number)),
-                Announced::Upkeep(number) => self.start_upkeep(number),
+                Announced::Family(slot) => families.extend(self.flusher.shared.family(slot)),
+                Announced::Upkeep(slot) => self.start_upkeep(slot),
                 Announced::Due(id) => match self.busy.entry(id) {
                     Entry::Occupied(mut busy) => *busy.get_mut() = true,
                     Entry::Vacant(free) => {
@@ -204,19 +204,19 @@ impl Scheduler {
     }
 
     /// Starts the upkeep of the family.
-    fn start_upkeep(&mut self, number: u64) {
+    fn start_upkeep(&mut self, family: FamilySlot) {
         let finds_strays = self
             .upkeeps
-            .entry(number)
+            .entry(family)
             .or_default()
             .is_multiple_of(STRAYS);
         let (flusher, permits) = (self.flusher.clone(), self.permits.clone());
         self.tasks.spawn(async move {
             let _permit = permits.acquire().await;
             // boxed, so that thousands of waiting tasks stay small
-            let upkeep = Box::pin(flusher.upkeep(number, finds_strays));
+            let upkeep = Box::pin(flusher.upkeep(family, finds_strays));
             let upkeep = unless_stopped(&flusher.stop, Duration::ZERO, caught(upkeep));
-            Finished::Kept(number, upkeep.await)
+            Finished::Kept(family, upkeep.await)
         });
     }
 
@@ -252,7 +252,7 @@ impl Scheduler {
 
     /// Returns whether a family may begin a flush: one that is being flushed only while another slot
     /// is free besides, and no other family waits.
-    fn may_flush(&self, now: Instant) -> impl Fn(u64) -> bool + use<> {
+    fn may_flush(&self, now: Instant) -> impl Fn(FamilySlot) -> bool + use<> {
         let flushed = self.flushing.values().flat_map(|flush| &flush.families);
         let flushed: BTreeSet<_> = flushed.copied().collect();
         let is_other = |held: &Held| held.flush_at() <= now && !flushed.contains(&held.id.0);
@@ -276,7 +276,7 @@ impl Scheduler {
                     self.flushed(id, end);
                 }
             }
-            Finished::Kept(number, strays) => self.kept(number, strays),
+            Finished::Kept(family, strays) => self.kept(family, strays),
         }
     }
 
@@ -284,9 +284,9 @@ impl Scheduler {
     /// received their announcement.
     fn take_up_families(&mut self) {
         for opened in self.flusher.shared.opened() {
-            if !self.upkeeps.contains_key(&opened.number) {
+            if !self.upkeeps.contains_key(&opened.slot) {
                 for what in [Announced::Family, Announced::Upkeep] {
-                    self.schedule.check(what(opened.number), Duration::ZERO);
+                    self.schedule.check(what(opened.slot), Duration::ZERO);
                 }
             }
         }
@@ -299,13 +299,13 @@ impl Scheduler {
         self.check_again(what, swept.result.map(|()| interval));
     }
 
-    fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {
+    fn kept(&mut self, family: FamilySlot, strays: Result<Vec<PartitionId>>) {
         let interval = strays.map(|strays| {
-            *self.upkeeps.entry(number).or_default() += 1;
+            *self.upkeeps.entry(family).or_default() += 1;
             self.check_now(strays);
             UPKEEP
         });
-        self.check_again(Announced::Upkeep(number), interval);
+        self.check_again(Announced::Upkeep(family), interval);
     }
 
     /// Schedules the next check after an interval, or after a pause if this one failed.
@@ -318,8 +318,8 @@ impl Scheduler {
     }
 
     /// Returns the interval of searches for hits of the family.
-    fn check_interval(&self, number: u64) -> Duration {
-        let opened = self.flusher.shared.family(number);
+    fn check_interval(&self, family: FamilySlot) -> Duration {
+        let opened = self.flusher.shared.family(family);
         opened.map_or(UPKEEP, |opened| opened.family.sync_time / CHECKS)
     }
 

@@ -10,7 +10,7 @@ use crate::metrics;
 use crate::process::family::Opened;
 use crate::reconciler::flush::Flusher;
 use crate::scripts::buffered::{LastCut, Pending, last_cuts};
-use crate::store::{Batch, LedgerRow, Mark, Progress};
+use crate::store::{Batch, FamilyNumber, LedgerRow, Mark, Progress};
 use crate::testing::ablation::{self, Guard};
 
 /// The number of families whose ledger one statement reads.
@@ -52,8 +52,8 @@ impl Flusher {
         // the ledger also has those from before a change of their number
         let partitions: BTreeSet<_> = marks.keys().map(|key| (key.0, key.1)).chain(all).collect();
         let partitions: Vec<_> = partitions.into_iter().collect();
-        let read = async |some: &[(u64, u32)]| {
-            let partition = |(family, number): &(u64, u32)| {
+        let read = async |some: &[(FamilyNumber, u32)]| {
+            let partition = |(family, number): &(FamilyNumber, u32)| {
                 let opened = by_number[family];
                 self.partition(&opened.family, *number)
             };
@@ -75,7 +75,11 @@ impl Flusher {
                 found.push((id, cut, is_behind));
             }
         }
-        let mend = async |((family, partition), cut, is_behind): &(&(u64, u32), LastCut, bool)| {
+        let mend = async |((family, partition), cut, is_behind): &(
+            &(FamilyNumber, u32),
+            LastCut,
+            bool,
+        )| {
             let opened = by_number[family];
             if *is_behind {
                 self.begin_anew(opened, *partition, *cut).await

@@ -5,7 +5,7 @@ use std::panic::AssertUnwindSafe;
 use futures_util::FutureExt;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::process::work::Announced;
+use crate::process::work::{Announced, FamilySlot};
 
 /// A step of a reconciler that is retried when it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,12 +30,12 @@ impl Step {
         }
     }
 
-    /// Returns the number of its family, if it concerns one.
-    pub fn family(self) -> Option<u64> {
+    /// Returns the slot of its family, if it concerns one.
+    pub fn family(self) -> Option<FamilySlot> {
         match self {
             Step::Work(
-                Announced::Family(number) | Announced::Upkeep(number) | Announced::Due((number, _)),
-            ) => Some(number),
+                Announced::Family(slot) | Announced::Upkeep(slot) | Announced::Due((slot, _)),
+            ) => Some(slot),
             Step::Listing | Step::Servers | Step::Rejects => None,
         }
     }

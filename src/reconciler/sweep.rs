@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::connection::each;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
-use crate::process::work::PartitionId;
+use crate::process::work::{FamilySlot, PartitionId};
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::step::caught;
 use crate::scripts::bundle;
@@ -15,7 +15,7 @@ use crate::scripts::partition::Partition;
 
 /// The result of the search for hits in a family. Some may be found although it failed.
 pub struct Swept {
-    pub family: u64,
+    pub family: FamilySlot,
     pub pending: Vec<PartitionId>,
     pub result: Result<()>,
 }
@@ -34,7 +34,7 @@ impl Flusher {
                 caught(self.sweep_one(opened, &mut pending)).await
             };
             Swept {
-                family: opened.number,
+                family: opened.slot,
                 pending,
                 result,
             }
@@ -54,7 +54,7 @@ impl Flusher {
         // a key of a wrong type or a node of a cluster does not hold up the hits beside it
         let is_retryable = tidied.as_ref().is_err_and(Error::is_retryable);
         if !is_retryable || self.shared.topology.is_cluster() {
-            self.find_pending(opened.number, &all, pending).await?;
+            self.find_pending(opened.slot, &all, pending).await?;
         }
         tidied
     }
@@ -63,7 +63,7 @@ impl Flusher {
     /// others. Takes one command if the family is idle on one server.
     async fn find_pending(
         &self,
-        family: u64,
+        family: FamilySlot,
         all: &[Partition],
         pending: &mut Vec<PartitionId>,
     ) -> Result<()> {

@@ -6,7 +6,7 @@ use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::process::family::Opened;
-use crate::process::work::PartitionId;
+use crate::process::work::{FamilySlot, PartitionId};
 use crate::reconciler::flush::Flusher;
 use crate::scripts::fence::Destination;
 use crate::scripts::partition::Partition;
@@ -19,8 +19,8 @@ pub const LAST: u32 = 256;
 impl Flusher {
     /// Performs the upkeep that a family needs once a minute. With `finds_strays` it returns the
     /// partitions beyond the family's number in which hits wait.
-    pub async fn upkeep(&self, number: u64, finds_strays: bool) -> Result<Vec<PartitionId>> {
-        let Some(opened) = self.shared.family(number) else {
+    pub async fn upkeep(&self, family: FamilySlot, finds_strays: bool) -> Result<Vec<PartitionId>> {
+        let Some(opened) = self.shared.family(family) else {
             return Ok(Vec::new());
         };
         match self.begin_epochs(&opened).await {
@@ -125,7 +125,7 @@ impl Flusher {
         }
         Ok(strays
             .into_iter()
-            .map(|(number, _)| (opened.number, number))
+            .map(|(number, _)| (opened.slot, number))
             .collect())
     }
 }

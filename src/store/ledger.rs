@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::store::{Batch, Incarnation, Mark, Progress};
+use crate::store::{Batch, FamilyNumber, Incarnation, Mark, Progress};
 use crate::testing::ablation::Guard;
 
 /// The primary key of a ledger row: family, partition and incarnation. Rows are locked in this
 /// order.
-pub type LedgerKey = (u64, u32, Incarnation);
+pub type LedgerKey = (FamilyNumber, u32, Incarnation);
 
 /// The length of the longest id that a ledger row can name, in bytes.
 const POSITION_BYTES: usize = 255;

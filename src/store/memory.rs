@@ -11,7 +11,8 @@ use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::store::ledger::{Advance, LedgerKey};
 use crate::store::{
-    Applied, Batch, Incarnation, LedgerRow, Mark, ReadFrom, Registered, Snapshot, Store,
+    Applied, Batch, FamilyNumber, Incarnation, LedgerRow, Mark, ReadFrom, Registered, Snapshot,
+    Store,
 };
 use crate::testing::ablation;
 
@@ -98,7 +99,7 @@ impl Tables {
 fn registered(number: usize, family: &Family) -> Registered {
     Registered {
         family: family.clone(),
-        number: number as u64,
+        number: FamilyNumber(number as u64),
         // not checked: another store may count in the same Redis later
         database: String::new(),
         columns: None,
@@ -161,7 +162,7 @@ impl Store for MemoryStore {
         Ok(applied)
     }
 
-    async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
+    async fn ledger(&self, families: &[FamilyNumber]) -> Result<Vec<LedgerRow>> {
         let tables = self.0.lock();
         let rows = tables
             .ledger

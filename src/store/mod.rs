@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::family::Family;
@@ -17,6 +18,17 @@ use crate::scripts::fence::Destination;
 use crate::store::ledger::LedgerKey;
 use crate::store::mysql::MysqlStore;
 
+/// The number that a store assigns to a family, and under which it keeps the family's ledger, rejects
+/// and recounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct FamilyNumber(pub u64);
+
+impl fmt::Display for FamilyNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// A family that is registered in a store. Two are equal if they are the same registration, whatever
 /// is known of their columns.
 #[derive(Clone, Debug)]
@@ -24,7 +36,7 @@ pub struct Registered {
     /// The configuration.
     pub family: Family,
     /// The number that the store assigned to it.
-    pub number: u64,
+    pub number: FamilyNumber,
     /// The id of the database, random and the same for all its families. A family in a Redis
     /// belongs to one database (docs/protocol.md, section 2). A store without an id, such as one in
     /// memory, is not checked.
@@ -126,7 +138,7 @@ pub struct Mark {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerRow {
     /// The family's [number](Registered::number).
-    pub family: u64,
+    pub family: FamilyNumber,
     /// The partition.
     pub partition: u32,
     /// The incarnation.
@@ -267,7 +279,7 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>>;
+    async fn ledger(&self, families: &[FamilyNumber]) -> Result<Vec<LedgerRow>>;
 
     /// Reads values and ledger as of one moment.
     ///

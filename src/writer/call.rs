@@ -1,8 +1,8 @@
 //! A call, as its waiting callers see it and as it is sent.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use tokio::sync::SetOnce;
+use tokio::sync::Notify;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::scripts::fence::Caller;
@@ -13,7 +13,9 @@ use crate::writer::group::{Group, Position};
 /// One call, from its first hit to its outcome.
 #[derive(Debug, Default)]
 pub struct Call {
-    outcome: SetOnce<Result<Executed>>,
+    outcome: OnceLock<Result<Executed>>,
+    /// Notified when the call ends, and now and then if it takes long.
+    woken: Notify,
 }
 
 /// A call that was executed.
@@ -31,7 +33,7 @@ pub fn was_not_executed(error: &Error) -> bool {
     error.kind() == ErrorKind::Redis
 }
 
-/// A call in flight, as its driver sees it.
+/// A call in flight, as its driver or lone caller sees it.
 #[derive(Debug)]
 pub struct Sending {
     /// The hits that it carries, until it has ended.
@@ -58,14 +60,28 @@ impl Sending {
 }
 
 impl Call {
-    /// Waits until the call has ended.
-    pub async fn outcome(&self) -> &Result<Executed> {
-        self.outcome.wait().await
+    pub fn outcome(&self) -> Option<&Result<Executed>> {
+        self.outcome.get()
     }
 
     /// Sets the outcome, unless it is already set, and wakes all waiting callers.
     pub fn end(&self, outcome: Result<Executed>) {
         let _ = self.outcome.set(outcome);
+        self.wake();
+    }
+
+    /// Wakes all waiting callers, so that they check the time.
+    pub fn wake(&self) {
+        self.woken.notify_waiters();
+    }
+
+    /// Waits until the call has ended, or the next wake.
+    pub async fn woken(&self) {
+        // created first: a call that ends from now on wakes it
+        let woken = self.woken.notified();
+        if self.outcome().is_none() {
+            woken.await;
+        }
     }
 }
 

@@ -20,12 +20,11 @@ async fn drive(queue: Arc<Queue>) {
     let mut last = None;
     while let Some((call, sending)) = queue.next(last.as_ref()) {
         let call = last.insert(call);
-        let mut made = pin!(make(&queue, sending, call));
-        if timeout(SLOW, &mut made).await.is_err() {
-            if queue.is_slow(call) {
+        let mut made = pin!(make(&queue, sending, call, None));
+        while timeout(SLOW, &mut made).await.is_err() {
+            if queue.check_time(call) {
                 spawn(&queue);
             }
-            made.await;
         }
         // the callers just notified add their next hits first, so that the next call carries more
         yield_now().await;

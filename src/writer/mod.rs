@@ -19,10 +19,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
-use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use self::call::{Call, Executed, was_not_executed};
+use self::call::{Call, Executed, Sending, was_not_executed};
 use self::deadline::LAST_MOMENT;
 pub use self::deadline::{Deadline, LONGEST, WriteOptions};
 use self::group::{Group, Hit, Position};
@@ -34,6 +33,7 @@ pub use self::route::Route;
 use crate::connection::backoff::Retries;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::process::runtime::PairRuntime;
 use crate::scripts::partition::{PairResult, Seed, Update, random};
 
 /// The number of a wide family's partitions among which the least busy one is chosen.
@@ -60,7 +60,7 @@ type HitResult = Result<PairResult>;
 
 impl Writer {
     /// Creates a writer that accepts hits until `closed` is set. Its tasks run on this runtime.
-    pub fn new(route: Route, runtime: Handle, closed: Arc<AtomicBool>) -> Result<Self> {
+    pub fn new(route: Route, runtime: Arc<PairRuntime>, closed: Arc<AtomicBool>) -> Result<Self> {
         Ok(Writer {
             queue: Arc::new(Queue::new(route, runtime, closed)),
             // random, so that not all processes begin with the same partition
@@ -202,6 +202,14 @@ impl Writer {
         queue.route.outage(partition).check(self.family()).await?;
         loop {
             let (call, positions) = match queue.join(partition, pairs, &options, &mut push)? {
+                Place::Alone(caller, outside) => {
+                    let (call, mut group) = (Arc::new(Call::default()), Group::default());
+                    let positions = push(&mut group);
+                    let sending = Sending::new(group, caller, deadline);
+                    // boxed, because most callers wait for a driver and need no room for this
+                    Box::pin(send::make(queue, sending, &call, Some(outside))).await;
+                    (call, positions)
+                }
                 Place::In {
                     call,
                     positions,
@@ -210,6 +218,7 @@ impl Writer {
                     if starts_driver {
                         driver::spawn(queue);
                     }
+                    wait_for_end(queue, &call, deadline.reply_by).await;
                     (call, positions)
                 }
                 Place::Full(room) if options.wait => {
@@ -225,12 +234,17 @@ impl Writer {
                     return Err(queue.route.error(ErrorKind::Busy, what));
                 }
             };
-            match end_of(queue, &call, deadline.reply_by).await? {
-                Ok(executed) => return Ok(own(executed, positions)),
-                Err(error) if was_not_executed(error) && Instant::now() < deadline.start_by => {}
-                Err(error) => {
+            match call.outcome() {
+                Some(Ok(executed)) => return Ok(own(executed, positions)),
+                Some(Err(error))
+                    if was_not_executed(error) && Instant::now() < deadline.start_by => {}
+                Some(Err(error)) => {
                     queue.route.failed(partition, deadline.began, error);
                     return Err(error.clone());
+                }
+                None => {
+                    let what = "Redis did not reply in time";
+                    return Err(queue.route.error(ErrorKind::OutcomeUnknown, what));
                 }
             }
         }
@@ -296,21 +310,24 @@ impl Writer {
     }
 }
 
-/// Returns the outcome of a call, at the latest shortly after the deadline. At the deadline its
-/// driver gives up with a more precise error.
-async fn end_of<'c>(
-    queue: &Queue,
-    call: &'c Arc<Call>,
-    reply_by: Instant,
-) -> Result<&'c Result<Executed>> {
-    if let Ok(outcome) = timeout_at(reply_by, call.outcome()).await {
-        return Ok(outcome);
+/// Waits for the end of a call, at most until shortly after the deadline. At the deadline the
+/// driver gives up with a more precise outcome.
+async fn wait_for_end(queue: &Queue, call: &Arc<Call>, reply_by: Instant) {
+    // a runtime elsewhere may not be driven, and its tasks then do not check the time
+    let is_elsewhere = queue.runtime.is_elsewhere();
+    let mut limit = reply_by;
+    while limit <= reply_by + LAST_MOMENT {
+        if is_elsewhere {
+            let _ = Box::pin(timeout_at(limit, call.woken())).await;
+        } else {
+            call.woken().await;
+        }
+        if call.outcome().is_some() {
+            return;
+        }
+        if Instant::now() >= limit {
+            queue.dismiss(call);
+            limit += LAST_MOMENT;
+        }
     }
-    queue.dismiss(call);
-    let late = |_| {
-        let what = "Redis did not reply in time";
-        queue.route.error(ErrorKind::OutcomeUnknown, what)
-    };
-    let end = timeout_at(reply_by + LAST_MOMENT, call.outcome());
-    Box::pin(end).await.map_err(late)
 }

@@ -9,7 +9,6 @@ use hashbrown::DefaultHashBuilder;
 use indexmap::IndexMap;
 use parking_lot::Mutex;
 use scopeguard::ScopeGuard;
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 use tokio::time::Instant;
@@ -17,7 +16,8 @@ use tokio::time::Instant;
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::family::{RUNTIME_ENDED, SHUT_DOWN};
-use crate::scripts::fence::Callers;
+use crate::process::runtime::PairRuntime;
+use crate::scripts::fence::{Caller, Callers};
 use crate::writer::call::{Call, Executed, Sending, was_not_executed};
 use crate::writer::deadline::{Deadline, WriteOptions};
 use crate::writer::group::Group;
@@ -38,15 +38,12 @@ const UNSENT: &str = "not counted: no call could be made in time";
 #[derive(Debug)]
 pub struct Queue {
     pub route: Route,
-    /// The runtime of the pair, on which calls are made.
-    pub runtime: Handle,
+    pub runtime: Arc<PairRuntime>,
     state: Mutex<State>,
     /// Notified when a group has left.
     room: Notify,
     /// Set when the queue no longer accepts hits.
     closed: Arc<AtomicBool>,
-    /// Set when the runtime has ended.
-    has_ended: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +55,8 @@ struct State {
     drivers: usize,
     /// The drivers' calls in flight.
     in_flight: Vec<InFlight>,
+    /// The deadline of the lone caller's call, while there is one.
+    lone: Option<Instant>,
     callers: Callers,
     refusals: Backoff,
     /// The reason why Redis refused the last call, if it did.
@@ -84,7 +83,9 @@ struct InFlight {
 
 /// The place of hits in the queue.
 pub enum Place<'q, T> {
-    /// They leave with this call, each at its position in the group.
+    /// Nothing else is in flight: the caller makes the call itself.
+    Alone(Caller, Outside),
+    /// They leave with this call of a driver, each at its position in the group.
     In {
         call: Arc<Call>,
         positions: T,
@@ -95,16 +96,20 @@ pub enum Place<'q, T> {
     Full(Notified<'q>),
 }
 
+/// The lone caller's call, outside the queue. It is in flight until this is dropped.
+pub struct Outside {
+    queue: Arc<Queue>,
+}
+
 impl Queue {
     /// Creates a queue that accepts hits until `closed` is set.
-    pub fn new(route: Route, runtime: Handle, closed: Arc<AtomicBool>) -> Self {
+    pub fn new(route: Route, runtime: Arc<PairRuntime>, closed: Arc<AtomicBool>) -> Self {
         Queue {
             route,
             runtime,
             state: Mutex::default(),
             room: Notify::new(),
             closed,
-            has_ended: AtomicBool::new(false),
         }
     }
 
@@ -130,7 +135,7 @@ impl Queue {
 
     /// Returns an error if the runtime has ended.
     pub fn check_runtime(&self) -> Result<()> {
-        if self.has_ended() {
+        if self.runtime.has_ended() {
             Err(self.runtime_ended())
         } else {
             Ok(())
@@ -148,9 +153,11 @@ impl Queue {
     }
 
     /// Returns whether no hit is gathered or in flight. Stays `true` after closing, except for hits
-    /// recorded before.
+    /// recorded before. A lone caller that is not polled counts until its deadline.
     pub fn is_idle(&self) -> bool {
-        self.state.lock().drivers == 0 || self.has_ended()
+        let state = self.state.lock();
+        let is_over = |end: Option<Instant>| end.is_none_or(|end| end < Instant::now());
+        is_over(state.lone) && (state.drivers == 0 || self.runtime.has_ended())
     }
 
     /// Returns the slot where hits of this partition gather.
@@ -171,9 +178,9 @@ impl Queue {
     }
 
     /// Adds hits to the group of their partition if it has room for their number of pairs. `push`
-    /// adds them.
+    /// adds them, unless the caller is alone.
     pub fn join<T>(
-        &self,
+        self: &Arc<Self>,
         partition: u32,
         pairs: usize,
         options: &WriteOptions,
@@ -187,6 +194,17 @@ impl Queue {
             self.check_open()?;
         }
         let state = &mut *guard;
+        if state.drivers == 0 && state.lone.is_none() {
+            if Instant::now() >= options.deadline.start_by {
+                return Err(self.unsent(state));
+            }
+            let caller = state.callers.take()?;
+            state.lone = Some(options.deadline.reply_by);
+            let outside = Outside {
+                queue: self.clone(),
+            };
+            return Ok(Place::Alone(caller, outside));
+        }
         let most = self.route.family().pairs_a_call();
         let slot = self.slot_of(partition);
         let gathering = state.gathering.entry(slot).or_insert_with(|| Gathering {
@@ -302,14 +320,18 @@ impl Queue {
         refusal.unwrap_or_else(|| self.route.error(ErrorKind::Redis, UNSENT))
     }
 
-    /// Lets other slots continue beside a call that takes long. Returns whether one more driver must
-    /// be spawned.
+    /// Wakes the callers of a slow call and of gathering hits, so that they check the time. Lets
+    /// other slots continue beside the call. Returns whether one more driver must be spawned.
     #[must_use]
-    pub fn is_slow(&self, call: &Arc<Call>) -> bool {
+    pub fn check_time(&self, slow: &Arc<Call>) -> bool {
         let mut guard = self.state.lock();
         let state = &mut *guard;
+        slow.wake();
         for one in &mut state.in_flight {
-            one.is_slow |= Arc::ptr_eq(&one.call, call);
+            one.is_slow |= Arc::ptr_eq(&one.call, slow);
+        }
+        for gathering in state.gathering.values() {
+            gathering.call.wake();
         }
         self.takes_driver(state)
     }
@@ -317,7 +339,6 @@ impl Queue {
     /// Fails all hits on their way and all later ones, because the runtime has ended.
     fn end(&self) {
         let mut state = self.state.lock();
-        self.has_ended.store(true, Ordering::Relaxed);
         for (_, gathering) in state.gathering.drain(..) {
             gathering.call.end(Err(self.runtime_ended()));
         }
@@ -328,8 +349,10 @@ impl Queue {
         }
         self.room.notify_waiters();
     }
+}
 
-    fn has_ended(&self) -> bool {
-        self.has_ended.load(Ordering::Relaxed)
+impl Drop for Outside {
+    fn drop(&mut self) {
+        self.queue.state.lock().lone = None;
     }
 }

@@ -110,7 +110,7 @@ impl Route {
         if let Counted::Executed { due, .. } = &counted {
             for index in due {
                 if let Some((partition, _)) = group.parts().nth(*index) {
-                    let partition = (self.opened.number, partition);
+                    let partition = (self.opened.slot, partition);
                     self.work.announce(Announced::Due(partition));
                 }
             }

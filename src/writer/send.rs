@@ -10,14 +10,16 @@ use crate::scripts::bundle;
 use crate::scripts::fence::Fence;
 use crate::scripts::partition::Counted;
 use crate::writer::call::{Call, Executed, Sending};
-use crate::writer::queue::Queue;
+use crate::writer::queue::{Outside, Queue};
 use crate::writer::route::Route;
 
-/// Makes a call, and pauses if Redis refused it.
-pub async fn make(queue: &Queue, mut sending: Sending, call: &Call) {
+/// Makes a call, and pauses if Redis refused it. Others wait neither for a lone caller nor for its
+/// pause.
+pub async fn make(queue: &Queue, mut sending: Sending, call: &Call, lone: Option<Outside>) {
     let start_by = sending.deadline.start_by;
     let outcome = sending.make(&queue.route).await;
     let pause = queue.ended(sending, &outcome);
+    drop(lone);
     call.end(outcome);
     if let Some(pause) = pause {
         sleep_until(start_by.min(Instant::now() + pause)).await;

@@ -212,7 +212,7 @@ async fn a_mysql_that_is_overloaded_is_unavailable() {
     let options = (*pool.connect_options()).clone().username("few");
     let store = MysqlStore::new(options).unwrap();
     let _only = store.pool().acquire().await.unwrap();
-    let refused_one = store.ledger(&[1]).await;
+    let refused_one = store.ledger(&[FamilyNumber(1)]).await;
     refused(refused_one, ErrorKind::Store, "max_user_connections");
     for user in [
         "locked@localhost ACCOUNT LOCK",
@@ -225,7 +225,7 @@ async fn a_mysql_that_is_overloaded_is_unavailable() {
         let options = (*pair.pool.connect_options()).clone().username(user);
         MysqlStore::new(options).unwrap()
     };
-    let locked = store("locked").ledger(&[1]).await;
+    let locked = store("locked").ledger(&[FamilyNumber(1)]).await;
     refused(locked, ErrorKind::Store, "locked");
     // not one for each table
     let mut found = store("busy").check(&[]).await;

@@ -8,6 +8,7 @@ use super::session::{Session, UnitOfWork};
 use super::statement::Statement;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::store::FamilyNumber;
 
 /// The maximum number of rows that a transaction deletes.
 const ROWS: u64 = 10_000;
@@ -24,7 +25,7 @@ pub struct Purged {
 
 /// Ends the use of a family's number, unless it has rejects. No batch of the family is
 /// applied from then on.
-struct Unregister(Family, u64);
+struct Unregister(Family, FamilyNumber);
 
 impl UnitOfWork for Unregister {
     type Output = ();
@@ -78,7 +79,7 @@ impl MysqlStore {
         const RECOUNTS: &str = "SELECT family, run FROM counterfoil_recounts AS r \
              WHERE finished_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND \
              AND run < (SELECT MAX(run) FROM counterfoil_recounts AS l WHERE l.family = r.family)";
-        let rows = async |from: &str, numbers: &[u64]| {
+        let rows = async |from: &str, numbers: &[FamilyNumber]| {
             if deletes {
                 self.delete(from, numbers).await
             } else {
@@ -99,7 +100,7 @@ impl MysqlStore {
 
     /// Returns whether a removal of the family was interrupted while it deleted rows. Otherwise it
     /// refuses a family with rejects.
-    pub(crate) async fn is_removing(&self, family: &Family, number: u64) -> Result<bool> {
+    pub(crate) async fn is_removing(&self, family: &Family, number: FamilyNumber) -> Result<bool> {
         let removing = "counterfoil_families WHERE state = 'removing' AND number = ?";
         if self.count(removing, &[number]).await? > 0 {
             return Ok(true);
@@ -111,7 +112,7 @@ impl MysqlStore {
     /// Deletes the rows of a family from counterfoil's tables, except its own row, which is marked
     /// as removed, and those of the ledger: a Redis that is restored to a state before the removal
     /// has batches that they must refuse. An interrupted call can be repeated.
-    pub(crate) async fn remove(&self, family: &Family, number: u64) -> Result<()> {
+    pub(crate) async fn remove(&self, family: &Family, number: FamilyNumber) -> Result<()> {
         const MARK: &str = "UPDATE counterfoil_families SET state = 'removed' WHERE number = ?";
         let failed = "the family was not removed";
         let unregister = Unregister(family.clone(), number);
@@ -125,7 +126,7 @@ impl MysqlStore {
     }
 
     /// Deletes the rows with these numbers.
-    async fn delete(&self, from: &str, numbers: &[u64]) -> Result<u64> {
+    async fn delete(&self, from: &str, numbers: &[FamilyNumber]) -> Result<u64> {
         let delete = bind(format!("DELETE FROM {from} LIMIT {ROWS}"), numbers);
         let mut deleted = 0;
         loop {
@@ -138,7 +139,7 @@ impl MysqlStore {
         }
     }
 
-    async fn count(&self, from: &str, numbers: &[u64]) -> Result<u64> {
+    async fn count(&self, from: &str, numbers: &[FamilyNumber]) -> Result<u64> {
         let count = self
             .primary
             .read_one("records were not counted", count(from, numbers));
@@ -147,14 +148,14 @@ impl MysqlStore {
     }
 }
 
-fn count(from: &str, numbers: &[u64]) -> Statement {
+fn count(from: &str, numbers: &[FamilyNumber]) -> Statement {
     bind(
         format!("SELECT CAST(COUNT(*) AS UNSIGNED) FROM {from}"),
         numbers,
     )
 }
 
-fn bind(text: String, numbers: &[u64]) -> Statement {
+fn bind(text: String, numbers: &[FamilyNumber]) -> Statement {
     let numbers = numbers.iter();
     numbers.fold(Statement::once(text), |statement, number| {
         statement.bind(*number)

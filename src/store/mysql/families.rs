@@ -10,11 +10,11 @@ use super::statement::{Statement, text};
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::scripts::partition::salt;
-use crate::store::Registered;
+use crate::store::{FamilyNumber, Registered};
 
 /// A family as it is registered.
 struct Known {
-    number: u64,
+    number: FamilyNumber,
     namespace: String,
     name: String,
     settings: String,

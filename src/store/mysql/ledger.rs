@@ -11,7 +11,7 @@ use super::session::{Database, Session};
 use super::statement::Statement;
 use crate::error::Result;
 use crate::store::ledger::LedgerKey;
-use crate::store::{Batch, Incarnation, LedgerRow, Mark, Nonce, Registered};
+use crate::store::{Batch, FamilyNumber, Incarnation, LedgerRow, Mark, Nonce, Registered};
 
 /// The maximum number of rows in a statement.
 const CHUNK: usize = 10_000;
@@ -61,7 +61,7 @@ pub async fn lock(
     ));
     let keys: BTreeSet<_> = batches.iter().map(|batch| batch.ledger_key()).collect();
     let keys: Vec<_> = keys.into_iter().collect();
-    let (mut known, mut holders) = (BTreeMap::new(), BTreeMap::<u64, Vec<u8>>::new());
+    let (mut known, mut holders) = (BTreeMap::new(), BTreeMap::<FamilyNumber, Vec<u8>>::new());
     for keys in keys.chunks(CHUNK) {
         let found = transaction.fetch(lock.clone().bind_rows(keys)).await?;
         let found = found.into_iter().map(|(at, text, holder)| {
@@ -132,7 +132,7 @@ pub async fn write(
 }
 
 /// Returns the rows of these families.
-pub async fn read(database: &Database, families: &[u64]) -> Result<Vec<LedgerRow>> {
+pub async fn read(database: &Database, families: &[FamilyNumber]) -> Result<Vec<LedgerRow>> {
     const FAILED: &str = "the ledger was not read";
     let select = Statement::new(format!(
         "SELECT l.family, l.partition_no, l.incarnation, {MARK} FROM {} \

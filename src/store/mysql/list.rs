@@ -29,7 +29,7 @@ impl<'p> Range<'p> {
     /// Returns `None` if no id can be in the range.
     fn new(family: &Registered, prefix: &'p str, after: Option<&str>) -> Option<Self> {
         let (fixed, rest) = match &family.family.table {
-            None => (vec![Segment::Number(family.number.into())], prefix),
+            None => (vec![Segment::Number(family.number.0.into())], prefix),
             Some(table) => {
                 let mut given: Vec<_> = prefix.splitn(table.keys.len(), table.separator).collect();
                 let rest = given.pop().unwrap_or_default();

@@ -44,7 +44,8 @@ use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::family::table::Table;
 use crate::store::{
-    Applied, Batch, Columns, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot, Store,
+    Applied, Batch, Columns, FamilyNumber, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot,
+    Store,
 };
 
 /// A [`Store`] in MySQL (8.0.4 or later) or MariaDB (10.6 or later). Clones share one store.
@@ -301,7 +302,7 @@ impl Store for MysqlStore {
         apply::apply(self, batches, max_rows).await
     }
 
-    async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
+    async fn ledger(&self, families: &[FamilyNumber]) -> Result<Vec<LedgerRow>> {
         ledger::read(&self.primary, families).await
     }
 

@@ -15,13 +15,13 @@ use super::statement::{Statement, of_table, text, time, unix_ms};
 use super::target::Target;
 use crate::error::Result;
 use crate::family::Family;
-use crate::store::Registered;
+use crate::store::{FamilyNumber, Registered};
 use crate::testing::ablation::{self, Guard};
 
 /// A run of a recount that this process works on.
 #[derive(Clone, Debug)]
 pub struct Run {
-    family: u64,
+    family: FamilyNumber,
     pub(crate) number: u64,
     /// A random number of the process that works on the run.
     holder: u64,

@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use sqlx::encode::Encode;
-use sqlx::mysql::MySqlArguments;
+use sqlx::encode::{Encode, IsNull};
+use sqlx::error::BoxDynError;
+use sqlx::mysql::{MySqlArguments, MySqlTypeInfo, MySqlValueRef};
 use sqlx::query::Query;
-use sqlx::{Arguments, AssertSqlSafe, MySql, Type};
+use sqlx::{Arguments, AssertSqlSafe, Decode, MySql, Type};
+
+use crate::store::FamilyNumber;
 
 /// A statement and its parameters so far.
 #[derive(Clone)]
@@ -51,6 +54,28 @@ impl Statement {
 
     pub fn query(self) -> Query<'static, MySql, MySqlArguments> {
         sqlx::query_with(AssertSqlSafe(self.text), self.parameters).persistent(self.stays_prepared)
+    }
+}
+
+impl Type<MySql> for FamilyNumber {
+    fn type_info() -> MySqlTypeInfo {
+        u64::type_info()
+    }
+
+    fn compatible(ty: &MySqlTypeInfo) -> bool {
+        u64::compatible(ty)
+    }
+}
+
+impl Encode<'_, MySql> for FamilyNumber {
+    fn encode_by_ref(&self, buffer: &mut Vec<u8>) -> Result<IsNull, BoxDynError> {
+        Encode::<MySql>::encode_by_ref(&self.0, buffer)
+    }
+}
+
+impl<'r> Decode<'r, MySql> for FamilyNumber {
+    fn decode(value: MySqlValueRef<'r>) -> Result<Self, BoxDynError> {
+        Decode::<MySql>::decode(value).map(FamilyNumber)
     }
 }
 

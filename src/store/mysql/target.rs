@@ -316,7 +316,7 @@ pub fn family_segment(family: &Registered) -> Option<Segment<'static>> {
         .family
         .table
         .is_none()
-        .then_some(Segment::Number(family.number.into()))
+        .then_some(Segment::Number(family.number.0.into()))
 }
 
 /// The begin of Unix time in UTC.

@@ -152,7 +152,7 @@ fn no_caller_waits_for_a_runtime_that_has_ended() {
         let views = views.clone();
         home.spawn(async move { views.add("page", 1).await })
     };
-    // drivers make two calls with the first ones, and the others gather
+    // the first one makes its own call, drivers make two with the next ones, and the last gather
     let mut callers = vec![add()];
     for _ in 0..3 {
         thread::sleep(millis(200));
@@ -173,7 +173,7 @@ fn no_caller_waits_for_a_runtime_that_has_ended() {
         }
     }
     assert!(
-        acknowledged == 0 && unknown >= 2 && refused >= 15,
+        acknowledged == 1 && unknown >= 2 && refused >= 15,
         "{acknowledged}, {unknown}, {refused}"
     );
     let value = home.block_on(async {
@@ -181,7 +181,7 @@ fn no_caller_waits_for_a_runtime_that_has_ended() {
         let views = other.opened(family("views").partitions(1)).await;
         views.value("page").await
     });
-    assert!((1..=1 + unknown).contains(&value), "{value}");
+    assert!((2..=2 + unknown).contains(&value), "{value}");
 }
 
 /// A thread that blocks on each hit polls nothing in between, and its timers end with its runtime.

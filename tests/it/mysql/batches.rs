@@ -48,7 +48,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     };
     let expect_marks = async |expected: &[LedgerRow]| {
         let mut rows = store
-            .ledger(&[family.number, family.number, u64::from(u32::MAX)])
+            .ledger(&[family.number, family.number, FamilyNumber(u32::MAX.into())])
             .await
             .unwrap();
         rows.sort_by_key(|row| row.partition);

@@ -107,7 +107,7 @@ async fn an_unreachable_database_is_a_finding_and_an_error() {
     expect_retryable(refused(registered, ErrorKind::Store, ""));
     let family = Registered {
         family,
-        number: 1,
+        number: FamilyNumber(1),
         database: String::new(),
         columns: None,
     };

@@ -214,7 +214,7 @@ async fn a_connection_may_be_idle_for_longer_than_a_transaction() {
     alone.has(&family, &["1"], [Some(10)]).await;
     // rolled back
     let unknown = Registered {
-        number: u64::MAX,
+        number: FamilyNumber(u64::MAX),
         ..(*family).clone()
     };
     let batch = batch(&Arc::new(unknown), 0, 1, [("1", 1)]);

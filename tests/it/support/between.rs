@@ -43,7 +43,7 @@ impl<S: Store, B: Between> Store for Wrapped<S, B> {
         self.store.apply(batches, max_rows).await
     }
 
-    async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
+    async fn ledger(&self, families: &[FamilyNumber]) -> Result<Vec<LedgerRow>> {
         self.store.ledger(families).await
     }
 

@@ -28,7 +28,8 @@ pub use counterfoil::admin::{
     Backlog, Finding, Reject, Retried, Role, Script, Severity, acl_rules,
 };
 pub use counterfoil::store::{
-    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
+    Applied, Batch, BatchId, FamilyNumber, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom,
+    Registered,
 };
 pub use counterfoil::test_hooks::{
     Cut, Destination, Dropped, Fence, FetchReply, Guard, LastCut, PairResult, RotateReply, Update,

@@ -23,7 +23,7 @@ use super::target::Target;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
-use crate::store::{Registered, Store};
+use crate::store::{FamilyNumber, Registered, Store};
 
 /// The deltas of an id that the database refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl MysqlStore {
         after: Option<&str>,
         limit: u64,
     ) -> Result<Vec<Reject>> {
-        let (mut first, mut last) = (0, u64::from(u32::MAX));
+        let (mut first, mut last) = (FamilyNumber(0), FamilyNumber(u32::MAX.into()));
         if let Some(family) = family {
             let Some(number) = self.number_of(family).await? else {
                 return Ok(Vec::new());
@@ -145,7 +145,7 @@ impl MysqlStore {
             unix_ms("r.retry_at")
         ));
         let rows = self.primary.read("rejects were not read", bind(select));
-        let reject = |row: (u64, _, _, Vec<u8>, String, _, _, _, _, Option<u64>)| {
+        let reject = |row: (FamilyNumber, _, _, Vec<u8>, String, _, _, _, _, Option<u64>)| {
             let (
                 number,
                 namespace,
@@ -175,7 +175,7 @@ impl MysqlStore {
     }
 
     /// Returns the number of a family, `NAMESPACE/FAMILY`.
-    async fn number_of(&self, family: &str) -> Result<Option<u64>> {
+    async fn number_of(&self, family: &str) -> Result<Option<FamilyNumber>> {
         const NUMBER: &str = "SELECT CAST(number AS UNSIGNED) FROM counterfoil_families \
              WHERE namespace = ? AND name = ?";
         let (namespace, name) = family.split_once('/').unwrap_or_default();
@@ -226,7 +226,7 @@ impl MysqlStore {
     async fn take_all(
         &self,
         name: &str,
-        family: u64,
+        family: FamilyNumber,
         retry: Option<(Registered, Arc<Target>)>,
         ids: Option<&[&str]>,
     ) -> Result<(Retried, u64)> {
@@ -307,7 +307,7 @@ impl MysqlStore {
         let due = self
             .primary
             .read("rejects were not read", Statement::new(due));
-        let due: BTreeSet<u64> = due.await?.into_iter().map(|(number,)| number).collect();
+        let due: BTreeSet<FamilyNumber> = due.await?.into_iter().map(|(number,)| number).collect();
         let (mut has_more, mut first) = (false, Ok(()));
         for registered in families.iter().filter(|one| due.contains(&one.number)) {
             match self.retry_page(registered).await {
@@ -333,9 +333,12 @@ impl MysqlStore {
 }
 
 /// Returns the family and the id that follow a [cursor](Reject::cursor).
-fn position(cursor: &str) -> Option<(u64, Vec<u8>)> {
+fn position(cursor: &str) -> Option<(FamilyNumber, Vec<u8>)> {
     let (family, id) = cursor.split_once('/')?;
-    Some((family.parse().ok()?, successor(json::unhex(id)?)))
+    Some((
+        FamilyNumber(family.parse().ok()?),
+        successor(json::unhex(id)?),
+    ))
 }
 
 /// Returns the next id in byte order.

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::write::{NOW, PAUSE, fitting, pause, short, statements};
-use crate::store::Registered;
 use crate::store::mysql::add::{self, Cause, Refused};
 use crate::store::mysql::families;
 use crate::store::mysql::fault;
@@ -12,6 +11,7 @@ use crate::store::mysql::json::{self, I64, ID, INPUT, U64, hex};
 use crate::store::mysql::session::{Session, UnitOfWork};
 use crate::store::mysql::statement::Statement;
 use crate::store::mysql::target::Target;
+use crate::store::{FamilyNumber, Registered};
 
 /// The maximum number of rejects in a transaction: some may take several statements each.
 pub const PAGE: usize = 500;
@@ -35,7 +35,7 @@ pub enum Which {
 /// Leaves out rejects that another transaction has locked.
 pub struct Take {
     /// The family's number.
-    pub family: u64,
+    pub family: FamilyNumber,
     /// The rows to add them to; `None` to discard them.
     pub retry: Option<(Registered, Arc<Target>)>,
     pub which: Which,

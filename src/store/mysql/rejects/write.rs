@@ -4,11 +4,11 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use super::limit::Limit;
-use crate::store::Batch;
 use crate::store::mysql::add::{Cause, Refusal};
 use crate::store::mysql::json::{self, I64, ID, INPUT, U64, hex};
 use crate::store::mysql::session::Session;
 use crate::store::mysql::statement::Statement;
+use crate::store::{Batch, FamilyNumber};
 
 /// The pause before the first retry. It doubles with each refused one.
 pub const PAUSE: Duration = Duration::from_secs(5);
@@ -93,7 +93,7 @@ pub async fn write(
 /// Returns for each id of a family, in hexadecimal digits, whether it has a reject.
 async fn existing<'i>(
     transaction: &mut Session,
-    ids: impl Iterator<Item = (u64, &'i String)>,
+    ids: impl Iterator<Item = (FamilyNumber, &'i String)>,
 ) -> Result<Vec<bool>, sqlx::Error> {
     let select = Statement::new(format!(
         "SELECT CAST({INPUT}.pos AS UNSIGNED), r.id IS NOT NULL FROM {} \
