@@ -38,8 +38,8 @@ pub enum ErrorKind {
     /// retried later. Or a family has hits pending and cannot be
     /// [reconfigured](crate::Counterfoil::reconfigure).
     Busy,
-    /// The pair or the reconciler has been shut down, or the tokio runtime on which the family was
-    /// opened has ended. A hit was not counted.
+    /// The pair or the reconciler has been shut down, or the tokio runtime on which the pair was made
+    /// has ended. A hit was not counted.
     Closed,
 }
 

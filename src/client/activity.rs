@@ -123,9 +123,6 @@ impl Activity {
     ///
     /// # Errors
     /// See [`BufferedCounters::flush`](crate::BufferedCounters::flush).
-    ///
-    /// # Panics
-    /// If it is called outside of a tokio runtime.
     pub async fn flush(&self) -> Result<Recorded> {
         self.handle.writer.flush().await
     }

@@ -178,10 +178,8 @@ impl BufferedCounters {
     /// some are not yet sent; they are kept and retried.
     /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if some may be lost.
     /// [`Corrupt`](crate::ErrorKind::Corrupt) if some were refused because a key does not have the
-    /// shape that the scripts write.
-    ///
-    /// # Panics
-    /// If it is called outside of a tokio runtime.
+    /// shape that the scripts write. [`Closed`](crate::ErrorKind::Closed) if the runtime of the pair
+    /// has ended, and the hits with it.
     pub async fn flush(&self) -> Result<Recorded> {
         self.0.writer.flush().await
     }

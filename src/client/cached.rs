@@ -1,5 +1,6 @@
 //! The handle of a cached family: counting and reading.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, try_join_all};
@@ -9,7 +10,7 @@ use crate::client::exact::Shown;
 use crate::client::handle::{Handle, Wait, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::{FamilyHandle, Recountable};
 use crate::client::outcome::{Outcome, beyond};
-use crate::client::seeding::Seeding;
+use crate::client::seeding::{Read, Seeding};
 use crate::error::{Error, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
@@ -21,8 +22,12 @@ use crate::writer::{Deadline, Progress, Request};
 #[derive(Clone, Debug)]
 pub struct CachedCounters {
     pub(super) handle: Handle,
-    seeding: Seeding,
+    seeding: Arc<Seeding>,
 }
+
+/// The seed of a missing counter. The read is held until Redis has the seed: callers that miss the
+/// counter meanwhile share it.
+type HeldSeed = Option<(Seed, Arc<Read>)>;
 
 /// A change of one counter.
 enum Change<'a> {
@@ -41,7 +46,7 @@ impl FamilyHandle for CachedCounters {
         }
         Ok(CachedCounters {
             handle,
-            seeding: Seeding::default(),
+            seeding: Arc::default(),
         })
     }
 }
@@ -280,8 +285,9 @@ impl CachedCounters {
     /// Makes a change, after seeding the counter if it is missing.
     async fn make(&self, id: &str, mut change: Change<'_>) -> Result<Outcome> {
         let (handle, deadline) = (&self.handle, self.handle.write_deadline());
-        let mut seed = None;
+        let mut held: HeldSeed = None;
         for _ in 0..ATTEMPTS {
+            let seed = held.as_ref().map(|(seed, _)| *seed);
             let result = match &mut change {
                 Change::Update(update) => {
                     let (id, options) = (id.as_bytes(), deadline.into());
@@ -295,8 +301,8 @@ impl CachedCounters {
             let PairResult::Missing(ticket) = result else {
                 return Outcome::of(result, self.family(), id);
             };
-            seed = self.missed(id, ticket, deadline).await?;
-            if seed.is_none() {
+            held = self.missed(id, ticket, deadline).await?;
+            if held.is_none() {
                 return Ok(Outcome::NoRow);
             }
         }
@@ -305,22 +311,22 @@ impl CachedCounters {
 
     /// Reads the seed of a missing counter. Returns `None` if the id has no row and the family
     /// inserts none.
-    async fn missed(&self, id: &str, ticket: Ticket, deadline: Deadline) -> Result<Option<Seed>> {
-        let row = self.seeding.row(&self.handle, id, ticket);
+    async fn missed(&self, id: &str, ticket: Ticket, deadline: Deadline) -> Result<HeldSeed> {
+        let read = self.read_row(id, ticket);
         let late = || {
             let (family, limit) = (self.family(), self.handle.timeouts.write);
             let what = "was not read within the write timeout of";
             let late = format!("{family}: not counted: the row of {id:?} {what} {limit:?}");
             Error::store(late)
         };
-        let row = timeout_at(deadline.start_by, row).await;
+        let row = timeout_at(deadline.start_by, read.row()).await;
         let row = row.unwrap_or_else(|_| Err(late()));
         let row = self.check_row(id, row?)?;
         let seed = Seed {
             ticket,
             value: row.unwrap_or(0),
         };
-        Ok((row.is_some() || self.family().makes_rows()).then_some(seed))
+        Ok((row.is_some() || self.family().makes_rows()).then_some((seed, read)))
     }
 
     /// Reads the ids at the given indexes, after seeding those that have a seed. Writes their
@@ -384,7 +390,7 @@ impl CachedCounters {
         match missing {
             [] => Ok(Vec::new()),
             [(index, ticket)] => {
-                let row = self.seeding.row(&self.handle, ids[*index], *ticket).await?;
+                let row = self.read_row(ids[*index], *ticket).row().await?;
                 Ok(vec![self.check_row(ids[*index], row)?])
             }
             _ => {
@@ -414,6 +420,11 @@ impl CachedCounters {
             return Err(beyond(self.family(), id));
         }
         Ok(row)
+    }
+
+    fn read_row(&self, id: &str, ticket: Ticket) -> Arc<Read> {
+        let Handle { shared, opened, .. } = &self.handle;
+        self.seeding.read(shared, opened, id, ticket)
     }
 
     fn comes_and_goes(&self, id: &str) -> Error {

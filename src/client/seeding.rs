@@ -1,54 +1,102 @@
 //! The seeds of missing counters: one read of the database for all callers of this process that
-//! miss the same counter at the same time.
+//! miss the same counter.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
 
-use moka::future::Cache;
+use futures_util::future::{BoxFuture, FutureExt, Shared};
+use parking_lot::Mutex;
+use tokio::runtime;
 
-use crate::client::handle::Handle;
 use crate::error::Result;
 use crate::metrics;
 use crate::process::family::Opened;
-use crate::process::shared::Shared;
+use crate::process::shared;
 use crate::reconciler::flush::Flusher;
 use crate::scripts::partition::Ticket;
 
-/// The rows that callers wait for, by id and ticket. A read begins after its ticket was issued, and
-/// counterfoil writes nothing to the row before that ticket has seeded the counter
-/// (docs/protocol.md, section 4.2).
-#[derive(Clone, Debug)]
-pub struct Seeding(Cache<(Box<str>, Ticket), Option<i64>>);
+/// Each runtime has reads of its own: the timers of a read end with the runtime that begins it.
+type ReadKey = (Box<str>, Ticket, Option<runtime::Id>);
 
-impl Default for Seeding {
-    fn default() -> Self {
-        // nothing is kept after the read: another program may write the row at any time
-        Seeding(Cache::builder().time_to_live(Duration::ZERO).build())
-    }
+/// The reads that callers hold.
+#[derive(Debug, Default)]
+pub struct Seeding {
+    reads: Mutex<HashMap<ReadKey, Weak<Read>>>,
+}
+
+/// One read of a row, for all callers on a runtime with the same ticket. It began after the ticket
+/// was issued, and counterfoil has not written to the row since, as long as the ticket has seeded
+/// nothing (docs/protocol.md, section 4.2). A caller holds the read until Redis has the seed, so
+/// that others that miss the counter meanwhile need no further read.
+#[derive(Debug)]
+pub struct Read {
+    seeding: Arc<Seeding>,
+    key: ReadKey,
+    row: Shared<BoxFuture<'static, Result<Option<i64>>>>,
 }
 
 impl Seeding {
-    /// Returns the row's value, or `None` without a row.
-    pub async fn row(&self, handle: &Handle, id: &str, ticket: Ticket) -> Result<Option<i64>> {
-        let (rows, key) = (self.0.clone(), (Box::from(id), ticket));
-        let (shared, opened, id) = (handle.shared.clone(), handle.opened.clone(), id.to_owned());
-        let read = async move {
-            let row = rows.try_get_with(key, read(&shared, &opened, &id)).await;
-            row.map_err(Arc::unwrap_or_clone)
+    /// Returns the read that another caller holds, or a new one.
+    pub fn read(
+        self: &Arc<Self>,
+        shared: &Arc<shared::Shared>,
+        opened: &Arc<Opened>,
+        id: &str,
+        ticket: Ticket,
+    ) -> Arc<Read> {
+        let runtime = runtime::Handle::try_current().ok();
+        let key = (Box::from(id), ticket, runtime.map(|runtime| runtime.id()));
+        let mut reads = self.reads.lock();
+        if let Some(read) = reads.get(&key).and_then(Weak::upgrade) {
+            return read;
+        }
+        metrics::count(metrics::SEEDS, &opened.label, 1);
+        let (shared, opened, id) = (shared.clone(), opened.clone(), id.to_owned());
+        let row = async move {
+            let was_known = opened.known().is_some();
+            let family = opened.registered(&*shared.store).await?;
+            if !was_known {
+                // the bounds in Redis may lack the range of the rows
+                Flusher::new(shared.clone()).configure(&family).await?;
+            }
+            let rows = shared.store.rows(&family, &[&id]).await?;
+            Ok(rows.first().copied().flatten())
         };
-        // in a task: of callers that share a read, the first may not be polled
-        handle.shared.run(handle.family(), read).await
+        let read = Arc::new(Read {
+            seeding: self.clone(),
+            key: key.clone(),
+            row: row.boxed().shared(),
+        });
+        reads.insert(key, Arc::downgrade(&read));
+        read
     }
 }
 
-async fn read(shared: &Arc<Shared>, opened: &Opened, id: &str) -> Result<Option<i64>> {
-    metrics::count(metrics::SEEDS, &opened.label, 1);
-    let was_known = opened.known().is_some();
-    let family = opened.registered(&*shared.store).await?;
-    if !was_known {
-        // the bounds in Redis may lack the range of the rows
-        Flusher::new(shared.clone()).configure(&family).await?;
+impl Read {
+    /// Returns the row's value, or `None` without a row. After an error the next caller reads the
+    /// row again, whoever still holds this read.
+    pub async fn row(&self) -> Result<Option<i64>> {
+        let row = self.row.clone().await;
+        if row.is_err() {
+            self.forget();
+        }
+        row
     }
-    let rows = shared.store.rows(&family, &[id]).await?;
-    Ok(rows.first().copied().flatten())
+
+    fn forget(&self) {
+        let mut reads = self.seeding.reads.lock();
+        // a newer read may have replaced it
+        if reads
+            .get(&self.key)
+            .is_some_and(|read| std::ptr::eq(read.as_ptr(), self))
+        {
+            reads.remove(&self.key);
+        }
+    }
+}
+
+impl Drop for Read {
+    fn drop(&mut self) {
+        self.forget();
+    }
 }

@@ -66,9 +66,6 @@ impl Visitors {
     ///
     /// # Errors
     /// See [`BufferedCounters::flush`](crate::BufferedCounters::flush).
-    ///
-    /// # Panics
-    /// If it is called outside of a tokio runtime.
     pub async fn flush(&self) -> Result<Recorded> {
         self.0.writer.flush().await
     }

@@ -15,8 +15,6 @@ use crate::store::{Columns, Incarnation, Registered, Store};
 
 /// The reason why hits are refused after a shutdown.
 pub const SHUT_DOWN: &str = "the pair was shut down";
-/// The reason why hits are refused once no task can send them.
-pub const RUNTIME_ENDED: &str = "the runtime of the pair has ended";
 
 /// A family in use by this process.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use crate::connection::topology::Topology;
 use crate::connection::{Connection, try_each_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::process::family::{Opened, RUNTIME_ENDED, SHUT_DOWN};
+use crate::process::family::{Opened, SHUT_DOWN};
 use crate::process::runtime::PairRuntime;
 use crate::process::work::{Announced, FamilySlot, Work};
 use crate::scripts::keys::Keys;
@@ -223,19 +223,6 @@ impl Shared {
             .in_use
             .get(&slot)
             .map(|(opened, _)| opened.clone())
-    }
-
-    /// Runs a task of a family on the runtime of the pair. Its caller need not be polled.
-    pub async fn run<T: Send + 'static>(
-        &self,
-        family: &Family,
-        task: impl Future<Output = Result<T>> + Send + 'static,
-    ) -> Result<T> {
-        let ended = |_| {
-            let ended = format!("{family}: {RUNTIME_ENDED}");
-            Err(Error::new(ErrorKind::Closed, ended))
-        };
-        self.runtime.spawn(task).await.unwrap_or_else(ended)
     }
 
     /// Returns the store, for operations that only MySQL supports: recounting, rejects, drift.

@@ -173,12 +173,12 @@ impl Writer {
         };
         let partition = hits[indexes[0]].partition;
         let counted = self.count(partition, indexes.len(), options, push, own);
-        let own = match counted.await {
-            Ok(own) => own,
+        let summed = match counted.await {
+            Ok(summed) => summed,
             Err(error) => return indexes.iter().map(|_| Err(error.clone())).collect(),
         };
         let mut results = Vec::with_capacity(indexes.len());
-        for (result, hit) in own.into_iter().zip(some()) {
+        for (result, hit) in summed.into_iter().zip(some()) {
             results.push(match result {
                 Some(result) => Ok(result),
                 None => self.add_alone(hit, options).await,

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::process::family::{RUNTIME_ENDED, SHUT_DOWN};
+use crate::process::family::SHUT_DOWN;
 use crate::process::runtime::PairRuntime;
 use crate::scripts::fence::{Caller, Callers};
 use crate::writer::call::{Call, Executed, Sending, was_not_executed};
@@ -30,6 +30,9 @@ const PARTITION_CALLS: usize = 4;
 const NODE_CALLS: usize = 2;
 /// The longest pause after refusals by Redis.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The reason why hits are refused once no task can send them.
+const RUNTIME_ENDED: &str = "the runtime of the pair has ended";
 
 /// The reason why hits are not sent, unless Redis gave another.
 const UNSENT: &str = "not counted: no call could be made in time";
@@ -279,7 +282,8 @@ impl Queue {
             });
             return Some((call, Sending::new(group, caller, deadline)));
         }
-        state.drivers -= 1;
+        // none are left if the queue has ended meanwhile
+        state.drivers = state.drivers.saturating_sub(1);
         None
     }
 
@@ -339,6 +343,7 @@ impl Queue {
     /// Fails all hits on their way and all later ones, because the runtime has ended.
     fn end(&self) {
         let mut state = self.state.lock();
+        state.drivers = 0;
         for (_, gathering) in state.gathering.drain(..) {
             gathering.call.end(Err(self.runtime_ended()));
         }

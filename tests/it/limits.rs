@@ -151,7 +151,7 @@ async fn leaves_a_former_primary(more: &str) {
     let connect = async || {
         let store = MysqlStore::new(&url).unwrap();
         drop(exhaust(store.pool()).await);
-        let client = Counterfoil::new(redis.manager().await, store);
+        let client = patient(Counterfoil::new(redis.manager().await, store));
         let (views, votes) = (family("views"), votes());
         (
             client.opened(views).await,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use counterfoil::test_hooks::Partition;
-use counterfoil::{Counterfoil, Durability, Family, MysqlStore};
+use counterfoil::{Counterfoil, Durability, Family, MysqlStore, Primary};
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use sqlx::MySqlPool;
@@ -34,7 +34,9 @@ impl Stage {
         let (_, pool) = bench.servers.mysql().await.database("bench").await;
         let store = MysqlStore::new(&pool).unwrap();
         store.create_tables().await.unwrap();
-        let pair = Counterfoil::new(connect(&redis).await, store);
+        // as an application connects
+        let primary = Primary::connect(redis.url()).await.unwrap();
+        let pair = Counterfoil::new(primary, store);
         let probe = connect(&redis).await;
         Stage {
             pair,

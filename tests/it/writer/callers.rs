@@ -221,11 +221,13 @@ async fn after(timeout_after: Duration, views: &BufferedCounters, ids: &[String]
 async fn while_redis_stands_still_callers_give_up_in_time() {
     let (plain, views) = views(2).await;
     let timeout_after = millis(350);
-    let views = views.write_timeout(timeout_after);
     let ids: Vec<_> = (0..2)
         .flat_map(|number| ids_of(views.family(), number, 40))
         .collect();
-    let _ = views.add_many(ids.iter().map(|id| (id, 1))).await;
+    for told in views.add_many(ids.iter().map(|id| (id, 1))).await {
+        assert_eq!(counted(told.unwrap()), 1);
+    }
+    let views = views.write_timeout(timeout_after);
     plain.redis.pause();
     let errors = after(timeout_after, &views, &ids).await;
     // a lone caller sent its call, and drivers sent two
