@@ -1,8 +1,10 @@
 //! A call, as its waiting callers see it and as it is sent.
 
+use std::future::poll_fn;
 use std::sync::{Arc, OnceLock};
+use std::task::{Poll, Waker};
 
-use tokio::sync::Notify;
+use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::scripts::fence::Caller;
@@ -14,8 +16,8 @@ use crate::writer::group::{Group, Position};
 #[derive(Debug, Default)]
 pub struct Call {
     outcome: OnceLock<Result<Executed>>,
-    /// Notified when the call ends, and now and then if it takes long.
-    woken: Notify,
+    /// The wakers of waiting callers, woken when the call ends, and now and then if it takes long.
+    waiting: Mutex<Vec<Waker>>,
 }
 
 /// A call that was executed.
@@ -67,20 +69,39 @@ impl Call {
     /// Sets the outcome, unless it is already set, and wakes all waiting callers.
     pub fn end(&self, outcome: Result<Executed>) {
         let _ = self.outcome.set(outcome);
-        self.wake();
+        let waiting = std::mem::take(&mut *self.waiting.lock());
+        waiting.into_iter().for_each(Waker::wake);
     }
 
     /// Wakes all waiting callers, so that they check the time.
     pub fn wake(&self) {
-        self.woken.notify_waiters();
+        self.waiting.lock().iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Waits until the call has ended, or the next wake.
-    pub async fn woken(&self) {
-        // created first: a call that ends from now on wakes it
-        let woken = self.woken.notified();
-        if self.outcome().is_none() {
-            woken.await;
+    /// Completes when the caller is woken next, or at once if the call has ended. `index` is that of
+    /// the caller's waker. A list costs less than a [`Notify`](tokio::sync::Notify).
+    pub fn woken(&self, index: &mut Option<usize>) -> impl Future<Output = ()> {
+        let mut is_woken = false;
+        poll_fn(move |cx| {
+            if !is_woken && self.outcome().is_none() {
+                self.listen(cx.waker(), index);
+            }
+            // the call may have ended before its list had the waker
+            if std::mem::replace(&mut is_woken, true) || self.outcome().is_some() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+    }
+
+    fn listen(&self, waker: &Waker, index: &mut Option<usize>) {
+        let mut waiting = self.waiting.lock();
+        if let Some(own) = index.and_then(|index| waiting.get_mut(index)) {
+            own.clone_from(waker)
+        } else {
+            *index = Some(waiting.len());
+            waiting.push(waker.clone());
         }
     }
 }

@@ -315,12 +315,12 @@ impl Writer {
 async fn wait_for_end(queue: &Queue, call: &Arc<Call>, reply_by: Instant) {
     // a runtime elsewhere may not be driven, and its tasks then do not check the time
     let is_elsewhere = queue.runtime.is_elsewhere();
-    let mut limit = reply_by;
+    let (mut limit, mut waker) = (reply_by, None);
     while limit <= reply_by + LAST_MOMENT {
         if is_elsewhere {
-            let _ = Box::pin(timeout_at(limit, call.woken())).await;
+            let _ = Box::pin(timeout_at(limit, call.woken(&mut waker))).await;
         } else {
-            call.woken().await;
+            call.woken(&mut waker).await;
         }
         if call.outcome().is_some() {
             return;

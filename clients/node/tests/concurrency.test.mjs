@@ -69,7 +69,7 @@ test('what waited while the number of partitions changed is not counted', async 
 
 test('calls that wait behind others end in time while Redis is unreachable', async (t) => {
   const proxy = await proxyOf(t);
-  const counterfoil = await Counterfoil.connect(proxy.path, namespace, { ...patient, retryFor: 500 });
+  const counterfoil = await Counterfoil.connect(proxy.path, namespace, { ...patient, retryFor: 2000 });
   t.after(() => counterfoil.close());
   const [views, page] = [counterfoil.buffered('views'), unique('page')];
   await views.add(page);
@@ -77,7 +77,8 @@ test('calls that wait behind others end in time while Redis is unreachable', asy
   for (const connection of proxy.connections) connection.destroy();
   const begun = performance.now();
   const results = await views.addMany(Array.from({ length: 20_000 }, (_, i) => [`${page}-${i}`, 1]));
-  assert.ok(performance.now() - begun < 5000);
+  // one after the other, the 20 calls would take 40 s
+  assert.ok(performance.now() - begun < 20_000);
   const notSent = results.filter((error) => error instanceof NotCounted && error.temporary);
   assert.ok(notSent.length >= 18_000 && results.every((error) => error instanceof Error), `${notSent.length}`);
 });
