@@ -137,7 +137,7 @@ impl Queue {
     }
 
     /// Returns an error if the runtime has ended.
-    pub fn check_runtime(&self) -> Result<()> {
+    fn check_runtime(&self) -> Result<()> {
         if self.runtime.has_ended() {
             Err(self.runtime_ended())
         } else {

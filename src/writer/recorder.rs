@@ -177,23 +177,35 @@ impl Recorder {
     /// Sends everything that was recorded before. Returns failures since the last call as an error;
     /// refusals are none.
     pub async fn send_now(writer: Arc<Writer>) -> Result<()> {
-        let queue = writer.queue.clone();
+        let sender = writer.clone();
         // in its own task: the caller may be dropped, but hits taken for sending must not be lost
-        let sending = queue.runtime.spawn(async move {
-            let sent = writer.recorder.send(&writer).await;
+        let sending = writer.queue.runtime.spawn(async move {
+            let sent = sender.recorder.send(&sender).await;
             if sent.is_err() {
                 // kept hits are sent again; the task for that may have just ended
-                Recorder::begin(&writer);
+                Recorder::begin(&sender);
             }
-            writer.recorder.lost.lock().take().map_or(sent, Err)
+            sender.recorder.lost.lock().take().map_or(sent, Err)
         });
         match timeout(LONGEST_FLUSH, sending).await {
-            Ok(sent) => sent.unwrap_or_else(|_| Err(queue.runtime_ended())),
+            Ok(sent) => sent.unwrap_or_else(|_| Err(writer.recorder.ended(&writer.queue))),
             Err(_) => {
                 let what = "the runtime of the pair does not send recorded hits";
-                Err(queue.route.error(ErrorKind::Redis, what))
+                Err(writer.queue.route.error(ErrorKind::Redis, what))
             }
         }
+    }
+
+    /// Returns the error of hits that were taken and not sent when the runtime ended: those of a send
+    /// that was dropped half-way may have been counted.
+    fn ended(&self, queue: &Queue) -> Error {
+        let hits = self.on_their_way.swap(0, Ordering::Relaxed);
+        if hits == 0 {
+            return queue.runtime_ended();
+        }
+        queue.route.opened.measure([(hits, None)]);
+        let what = "the runtime that sent recorded hits has ended";
+        queue.route.error(ErrorKind::OutcomeUnknown, what)
     }
 
     async fn send(&self, writer: &Writer) -> Result<()> {

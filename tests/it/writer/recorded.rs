@@ -105,6 +105,26 @@ fn a_flush_goes_on_without_the_runtime_of_its_caller() {
     assert_eq!(pending, vec![1; ids.len()]);
 }
 
+/// Of hits that were being sent when the runtime of the pair ended, nobody knows what came.
+#[test]
+fn a_flush_reports_what_the_runtime_left_half_way() {
+    let (home, doomed) = (threads(1), threads(1));
+    let plain = home.block_on(Plain::new());
+    let views = doomed.block_on(async { plain.other().await.opened(family("views")).await });
+    views.record("page", 1).unwrap();
+    assert_eq!(doomed.block_on(views.flush()).unwrap(), Recorded::Counted);
+    plain.redis.pause();
+    views.record("page", 1).unwrap();
+    let flushed = home.block_on(async { timeout(millis(200), views.flush()).await });
+    assert!(flushed.is_err(), "Redis stands still");
+    doomed.shutdown_timeout(secs(1));
+    plain.redis.resume();
+    let error = home.block_on(views.flush()).unwrap_err();
+    assert!(error.outcome_unknown(), "{error}");
+    let why = "the runtime of the pair has ended";
+    refused(home.block_on(views.flush()), ErrorKind::Closed, why);
+}
+
 #[tokio::test]
 async fn dropping_the_last_handle_sends_it() {
     let (plain, views) = views(4).await;
