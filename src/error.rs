@@ -3,7 +3,10 @@
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
+
+use sqlx::mysql::MySqlDatabaseError;
 
 /// Shorthand for a result with counterfoil's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -103,6 +106,31 @@ impl Error {
         self.kind == ErrorKind::OutcomeUnknown
     }
 
+    /// Returns the code of the server's error, such as `OOM` of Redis and `1040` of MySQL, or else the
+    /// kind of the connection's error, such as `TimedOut`. It is the same for errors whose texts
+    /// differ in a time or the id of a connection.
+    pub fn code(&self) -> Option<String> {
+        let cause = without_source(self.source.as_deref()?);
+        if let Some(error) = cause.downcast_ref::<redis::RedisError>() {
+            let io = StdError::source(error).and_then(|source| source.downcast_ref());
+            return Some(match (error.code(), io) {
+                _ if error.is_timeout() => format!("{:?}", io::ErrorKind::TimedOut),
+                (Some(code), _) => code.to_owned(),
+                (None, Some(io)) => format!("{:?}", io::Error::kind(io)),
+                (None, None) => format!("{:?}", error.kind()),
+            });
+        }
+        match cause.downcast_ref::<sqlx::Error>() {
+            Some(sqlx::Error::Database(error)) => Some(match error.try_downcast_ref() {
+                Some(error) => MySqlDatabaseError::number(error).to_string(),
+                None => error.code()?.into_owned(),
+            }),
+            Some(sqlx::Error::Io(error)) => Some(format!("{:?}", error.kind())),
+            Some(sqlx::Error::PoolTimedOut) => Some("PoolTimedOut".to_owned()),
+            _ => cause.downcast_ref::<Error>()?.code(),
+        }
+    }
+
     /// Returns the source if it is an error of the redis crate.
     pub(crate) fn redis_error(&self) -> Option<&redis::RedisError> {
         redis_error(self.source.as_deref()?)
@@ -157,8 +185,13 @@ fn redirected_to<'e>(cause: &'e (dyn StdError + 'static)) -> Option<&'e str> {
 pub(crate) fn redis_error<'e>(
     cause: &'e (dyn StdError + 'static),
 ) -> Option<&'e redis::RedisError> {
+    without_source(cause).downcast_ref()
+}
+
+/// Returns the error that [`WithoutSource`] wraps, or the cause itself.
+fn without_source<'e>(cause: &'e (dyn StdError + 'static)) -> &'e (dyn StdError + 'static) {
     let outer = cause.downcast_ref::<WithoutSource>();
-    outer.map_or(cause, |outer| &*outer.0).downcast_ref()
+    outer.map_or(cause, |outer| &*outer.0)
 }
 
 /// Prints the kind, then the text of `{:#}`: for a `main` that returns the error.

@@ -9,6 +9,7 @@ mod client;
 mod connection;
 mod error;
 mod family;
+mod finding;
 pub mod metrics;
 mod process;
 mod reconciler;
@@ -21,17 +22,17 @@ mod writer;
 pub use client::activity::{Activity, Minute, Now};
 pub use client::any::AnyCounters;
 pub use client::buffered::BufferedCounters;
-pub use client::builder::CounterfoilBuilder;
 pub use client::cached::CachedCounters;
-#[cfg(feature = "cluster")]
-pub use client::connect::cluster_settings;
 pub use client::counterfoil::Counterfoil;
-pub use client::exact::Shown;
+pub use client::counterfoil::builder::CounterfoilBuilder;
+#[cfg(feature = "cluster")]
+pub use client::counterfoil::connect::cluster_settings;
+pub use client::counterfoil::shutdown::Remaining;
 pub use client::family::FamilyBuilder;
+pub use client::handle::exact::ReadValues;
 pub use client::open::FamilyHandle;
 pub use client::outcome::Outcome;
 pub use client::series::{Series, Slice};
-pub use client::shutdown::Remaining;
 pub use client::visitors::Visitors;
 #[cfg(feature = "cluster")]
 pub use connection::cluster::Cluster;
@@ -72,17 +73,18 @@ pub mod test_hooks {
     use crate::family::Family;
     pub use crate::family::kind::timed;
     pub use crate::family::row_id::RowIds;
-    pub use crate::recount::page::{Before, Difference, Page};
+    pub use crate::recount::page::{Difference, InitialValues, Page};
     pub use crate::recount::recounting::Recounting;
-    pub use crate::scripts::buffered::{
-        Cut, CutBatch, Dropped, FetchReply, LastCut, Lease, Pending, RotateReply, Scan, last_cuts,
+    pub use crate::scripts::counting::Ticket;
+    pub use crate::scripts::counting::{CallReply, PairResult, PartitionCall, Seed, Update};
+    pub use crate::scripts::fence::Fence;
+    pub use crate::scripts::partition::Partition;
+    pub use crate::scripts::partition::buffered::{
+        Cut, CutBatch, FetchReply, LastCut, Lease, ReadReply, ResetReply, RotateReply, Scan,
+        last_cuts,
     };
-    pub use crate::scripts::cached::Deleted;
-    pub use crate::scripts::fence::{Destination, Fence};
-    pub use crate::scripts::partition::Ticket;
-    pub use crate::scripts::partition::{
-        Counted, PairResult, Partition, PartitionCall, Seed, Update,
-    };
+    pub use crate::scripts::partition::cached::DeleteOutcome;
+    pub use crate::scripts::partition::settings::Destination;
     pub use crate::store::mysql::Run;
     pub use crate::testing::ablation::{Guard, take_out};
     pub use crate::testing::simulated::{set_clock_error, set_time};

@@ -80,9 +80,11 @@ metrics! {
     /// Hits dropped when partitions were reset, by `family`: they are in the database, or mixed
     /// with hits that are. For series and activity a kept slice counts as one hit.
     DROPPED = "counterfoil_dropped_hits_total", describe_counter;
-    /// Partitions of which the database lacked the last batch, because it was set back to an older
-    /// state, by `family`.
+    /// Partitions of which the database lacked batches, because it was set back to an older state,
+    /// by `family`.
     DATABASE_SET_BACK = "counterfoil_database_set_back_total", describe_counter;
+    /// Batches that the database lost when it was set back, by `family`.
+    LOST_BATCHES = "counterfoil_lost_batches_total", describe_counter;
     /// Counters compared with their rows, by `family`.
     RECOUNT_CHECKED = "counterfoil_recount_checked_total", describe_counter;
     /// Counters found different from their rows, by `family`.
@@ -102,7 +104,15 @@ metrics! {
 /// Registers the family's metrics. It adds 0 instead of setting it, because other namespaces share
 /// the label.
 pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
-    for name in [HITS, UNKNOWN, STRAYS, SET_BACK, DROPPED, DATABASE_SET_BACK] {
+    for name in [
+        HITS,
+        UNKNOWN,
+        STRAYS,
+        SET_BACK,
+        DROPPED,
+        DATABASE_SET_BACK,
+        LOST_BATCHES,
+    ] {
         count(name, family, 0);
     }
     if is_cached {

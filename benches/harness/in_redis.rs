@@ -1,6 +1,6 @@
 //! The cost of a hit and of a pending id in Redis.
 
-use counterfoil::test_hooks::{Counted, Fence};
+use counterfoil::test_hooks::{CallReply, Fence};
 use futures_util::future::join_all;
 
 use crate::measuring::{AtMost, Bench, Figure, Ids, Pending, Scripts, alternate, median};
@@ -81,7 +81,7 @@ async fn add(stage: &Pending, ids: &Ids, calls: usize, round: u64) -> f64 {
             assert!(
                 matches!(
                     counted,
-                    Counted::Executed {
+                    CallReply::Executed {
                         repeated: false,
                         ..
                     }

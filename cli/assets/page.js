@@ -7,6 +7,8 @@ const loaded = Date.now();
 
 const connection = document.getElementById('connection');
 const age = document.getElementById('age');
+const shown = new Map(); // the content of each part
+const subject = document.title.slice(document.title.indexOf(' – ') + 3); // what the page is about
 let received; // the time of the last reply
 
 /** Shows the state of the connection, and the age of the page if it is lost. */
@@ -17,6 +19,28 @@ function showConnection() {
   if (connection.textContent !== text) connection.textContent = text;
   age.textContent = lost ? `Last update ${Math.round(since / 1000)} s ago.` : '';
   connection.parentElement.classList.toggle('lost', lost);
+  if (lost && !document.body.classList.contains('lost')) lose();
+  document.body.classList.toggle('lost', lost);
+}
+
+/** Replaces what is not known while the daemon does not respond: the state and the figures. The next reply restores them. */
+function lose() {
+  for (const value of document.querySelectorAll('.figure .value')) value.textContent = '–';
+  shown.delete('part-figures');
+  const health = document.querySelector('.health');
+  if (!health) return;
+  const last = health.querySelector('strong').textContent;
+  const [state, text] = [document.createElement('strong'), `The daemon does not respond. The last state was: ${last}.`];
+  state.textContent = 'unknown';
+  health.className = 'health unknown';
+  health.replaceChildren(state, ' ', text);
+  shown.delete('part-health');
+  setTitle(state);
+}
+
+/** Begins the title with the state. */
+function setTitle(state) {
+  if (state) document.title = `${state.textContent} – ${subject}`;
 }
 
 /** Returns whether the user has selected text in the part, which an update would deselect. */
@@ -46,7 +70,6 @@ function repeat(task) {
 
 /** Updates the parts of a page that changed. */
 function watch(path) {
-  const shown = new Map();
   repeat(async () => {
     const reply = await fetch(path + location.search, { signal: AbortSignal.timeout(STALE_MS) });
     if (reply.status === 401) location.reload(); // shows the form for the token
@@ -60,8 +83,21 @@ function watch(path) {
       replace(part, innerHTML);
       shown.set(id, innerHTML);
     }
-    const state = document.querySelector('#part-health strong');
-    if (state) document.title = `${state.textContent} – Counterfoil`;
+    showConnection();
+    setTitle(document.querySelector('#part-health strong'));
+  });
+}
+
+/** Returns the labels of times, with the day below the first of each day. Slices of a day or more have only that. */
+function timeLabels(times, width) {
+  let labelled;
+  return times.map((time) => {
+    const local = new Date((time - new Date(time * 1000).getTimezoneOffset() * 60) * 1000).toISOString();
+    const [day, clock] = [local.slice(0, 10), local.slice(11, width < 60 ? 19 : 16)];
+    if (width >= 86_400) return day;
+    const isNew = day !== labelled;
+    labelled = day;
+    return isNew ? `${clock}\n${day}` : clock;
   });
 }
 
@@ -83,13 +119,14 @@ function draw(box) {
         { label: box.dataset.label, stroke: colour('--link'), fill: colour('--link'), ...bars },
         { label: 'not over yet', stroke: colour('--warn'), width: 2, ...bars },
       ],
-      axes: [axis, { ...axis, incrs: wholeSteps, size: 80 }],
+      axes: [{ ...axis, space: 90, values: (_, times) => timeLabels(times, width) }, { ...axis, incrs: wholeSteps, size: 80 }],
       scales: { x: { range: (_, first, last) => [first - width / 2, last + width / 2] }, y: { range: (_, least, most) => [Math.min(least, 0), Math.max(most, 5) * 1.1] } },
     }, data, box);
     box.chart = chart;
   };
   repeat(async () => {
-    const reply = await fetch(box.dataset.source);
+    const reply = await fetch(box.dataset.source).catch(() => ({ ok: false }));
+    box.classList.toggle('old', !reply.ok);
     if (!reply.ok) return;
     const { slices } = await reply.json();
     const last = slices.length - 1;
@@ -98,13 +135,12 @@ function draw(box) {
       slices.map(({ count }, at) => (at < last ? count : null)),
       slices.map(({ count }, at) => (at < last ? null : count)),
     ];
-    received = Date.now();
     if (chart) chart.setData(data); else build(data);
   });
   addEventListener('resize', () => chart?.setSize(size()));
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => chart && build(chart.data));
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  document.getElementById('chart-zone').textContent = `Times of the chart are in ${zone}, those of the table in UTC.`;
+  document.getElementById('chart-zone').textContent = zone === 'UTC' ? 'Times are in UTC.' : `Times of the chart are in ${zone}, those of the table in UTC.`;
   document.getElementById('slices').open = false;
 }
 

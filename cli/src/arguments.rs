@@ -107,7 +107,8 @@ pub enum Command {
         id: String,
         #[arg(default_value_t = 1, allow_negative_numbers = true)]
         delta: i64,
-        /// A name for the call: repeats with this name within a minute do not count again
+        /// A name for the call: repeats with this name do not count again within `remember_requests`, an
+        /// hour by default
         #[arg(long, value_name = "NAME")]
         request: Option<String>,
     },
@@ -138,6 +139,11 @@ pub enum Command {
     Rejects {
         #[command(subcommand)]
         command: Rejects,
+    },
+    /// Lists and acknowledges set-backs: a server returned to an older state, and hits are lost
+    SetBacks {
+        #[command(subcommand)]
+        command: SetBacks,
     },
     /// Compares counters with the rows that they count, as configured, and corrects them. Exits
     /// with 1 if some differ and were not corrected
@@ -241,6 +247,14 @@ pub enum FamilyCommand {
         #[arg(long)]
         dry_run: bool,
     },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Subcommand)]
+pub enum SetBacks {
+    /// Lists the set-backs of the last day that were not acknowledged. Exits with 1 if there are any
+    List,
+    /// Lists them, and acknowledges them: they are no problems any more
+    Acknowledge,
 }
 
 #[derive(Subcommand)]

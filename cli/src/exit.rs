@@ -74,7 +74,7 @@ impl Failure {
         }
     }
 
-    /// Returns a function that names the pair before the message of an error.
+    /// Returns a function that turns an error into a failure whose message begins with the pair.
     pub fn of_pair<E: Into<Failure>>(pair: &str) -> impl FnOnce(E) -> Failure {
         move |error| {
             let Failure { exit, message } = error.into();

@@ -1,22 +1,18 @@
 //! The families of a pair, in the configuration and in the database.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use counterfoil::recount::{Mode, RecountBuilder};
 use counterfoil::redis::cmd;
-use counterfoil::store::Registered;
+use counterfoil::store::Registration;
 use counterfoil::{
     AnyCounters, Connection, Counterfoil, Day, Error, ErrorKind, Family, Result, Store,
 };
 
 use crate::config::{FamilyConfig, PairConfig, Recount};
-use crate::limits::with_timeout;
-use crate::search;
 
-/// The time limit of a search for families, within that of a server's reply.
-const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
-/// The maximum number of partitions in which to search for a family's settings.
+/// The number of partitions in which to search for a family's settings. On a standalone server
+/// partition 0 has them, in a cluster every partition.
 const MAX_PARTITIONS: u32 = 4;
 
 /// Opens NAMESPACE/FAMILY as configured.
@@ -49,7 +45,9 @@ pub async fn refuse(
 }
 
 /// Returns the families in the database, and why this version does not understand others, by name.
-pub async fn registered(store: &dyn Store) -> Result<(Vec<Registered>, BTreeMap<String, String>)> {
+pub async fn read_registered(
+    store: &dyn Store,
+) -> Result<(Vec<Registration>, BTreeMap<String, String>)> {
     let (mut known, mut unknown) = (Vec::new(), BTreeMap::new());
     for (name, family) in store.families().await? {
         match family {
@@ -60,39 +58,18 @@ pub async fn registered(store: &dyn Store) -> Result<(Vec<Registered>, BTreeMap<
     Ok((known, unknown))
 }
 
-/// Returns the families that Redis knows, for a reader that cannot ask the database, and why some may
-/// be missing: those of the configuration, and others with the settings that Redis has of them.
-pub async fn in_redis(redis: &Connection, pair: &PairConfig) -> (Vec<Family>, Option<String>) {
-    let mut names = pair.family_names();
-    let why = match with_timeout(SEARCH_TIMEOUT, search::families(redis)).await {
-        Ok(found) => {
-            names.extend(found);
-            None
-        }
-        Err(why) => Some(format!(
-            "other families may be missing, Redis was not searched: {why}"
-        )),
-    };
-    let mut families = Vec::new();
-    for name in names {
-        let Some((namespace, family)) = name.split_once('/') else {
-            continue;
-        };
-        let found = match pair.family(&name) {
-            Some(configured) => configured.in_namespace(namespace).ok(),
-            None => settings_in_redis(redis, namespace, family).await,
-        };
-        families.extend(found);
-    }
-    (families, why)
+/// Returns the families of the configuration but those of patterns, whose names only the database
+/// knows.
+pub fn configured(pair: &PairConfig) -> Vec<Family> {
+    pair.families
+        .iter()
+        .filter(|family| !family.is_pattern())
+        .filter_map(|family| family.sample().ok())
+        .collect()
 }
 
 /// Returns a family by the kind and number of partitions that Redis knows.
-pub async fn settings_in_redis(
-    redis: &Connection,
-    namespace: &str,
-    family: &str,
-) -> Option<Family> {
+pub async fn find_in_redis(redis: &Connection, namespace: &str, family: &str) -> Option<Family> {
     for home in 0..MAX_PARTITIONS {
         let mut get = cmd("HMGET");
         get.arg(format!("cf1:{{{namespace}/{family}/{home}}}:calls"));
@@ -108,16 +85,21 @@ pub async fn settings_in_redis(
 }
 
 /// Returns the exact values of some ids in their order, or `None` for a kind without values. Ids of
-/// visitors are `SCOPE/DAY`. A cached counter whose row only the application makes has no value
-/// without it. It writes nothing.
-pub async fn values(counters: &AnyCounters, ids: &[String]) -> Result<Option<Vec<Option<i64>>>> {
+/// visitors are `SCOPE/DAY`. A cached counter has no value if its row is missing and only the
+/// application inserts rows. This writes nothing.
+pub async fn read_values(
+    counters: &AnyCounters,
+    ids: &[String],
+) -> Result<Option<Vec<Option<i64>>>> {
     let values = match counters {
         AnyCounters::Buffered(counters) => counters.get_many(ids).await?,
         AnyCounters::Cached(counters) => return counters.find_many(ids).await.map(Some),
         AnyCounters::Visitors(visitors) => {
             let separator = counters.family().separator();
-            let days = ids.iter().map(|id| scope_and_day(id, separator));
-            let days = days.collect::<Result<Vec<_>>>()?;
+            let days = ids
+                .iter()
+                .map(|id| scope_and_day(id, separator))
+                .collect::<Result<Vec<_>>>()?;
             visitors.get_many(days).await?
         }
         _ => return Ok(None),
@@ -126,20 +108,19 @@ pub async fn values(counters: &AnyCounters, ids: &[String]) -> Result<Option<Vec
 }
 
 fn scope_and_day(id: &str, separator: char) -> Result<(&str, Day)> {
-    let parsed = id
-        .rsplit_once(separator)
-        .and_then(|(scope, day)| Some((scope, day.parse().ok()?)));
-    parsed.ok_or_else(|| {
-        let message = format!("{id:?} is not SCOPE{separator}YYYY-MM-DD");
-        Error::new(ErrorKind::InvalidInput, message)
-    })
+    id.rsplit_once(separator)
+        .and_then(|(scope, day)| Some((scope, day.parse().ok()?)))
+        .ok_or_else(|| {
+            let message = format!("{id:?} is not SCOPE{separator}YYYY-MM-DD");
+            Error::new(ErrorKind::InvalidInput, message)
+        })
 }
 
 /// Returns the settings in which the database differs from the configuration.
 pub fn differences(configured: &FamilyConfig, registered: &Family) -> Result<Vec<String>> {
-    let configured = configured.in_namespace(registered.namespace())?;
-    let differs = configured.differences(registered);
-    Ok(differs
+    let family = configured.in_namespace(registered.namespace())?;
+    Ok(family
+        .differences(registered)
         .map(|(name, here, there)| format!("{name} is {here} here, and {there} in the database"))
         .collect())
 }

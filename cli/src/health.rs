@@ -2,18 +2,21 @@
 
 use std::cmp::Reverse;
 use std::fmt;
-use std::sync::Arc;
 
+use counterfoil::admin::Finding;
 use serde::{Deserialize, Serialize};
 
-use crate::output::escaped;
+use crate::output::{escaped, moment};
+use crate::rejects::ReasonView;
 use crate::status::{FamilyView, State};
-use crate::view::{FindingView, Look, PairView, Refused, View};
+use crate::view::{FindingView, Look, PairView, RefusedFamily, View};
 
 /// The share of `max_pending` from which a family nears the limit.
 const NEARLY_FULL: f64 = 0.8;
 /// The maximum number of families that a problem names.
 const MAX_NAMES: usize = 5;
+/// The maximum number of reasons that the problem of rejects names.
+const MAX_REASONS: usize = 3;
 
 /// The health of pairs, the worst last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -52,7 +55,7 @@ impl Health {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// Hits are late or were refused, or figures are missing.
+    /// Hits are late, were refused, or are lost by a set-back; a server is slow; or figures are missing.
     Warning,
     /// An error of `check`, or a step or a family that fails.
     Error,
@@ -85,6 +88,10 @@ pub struct Problem {
     pub what_to_do: String,
     /// The command that shows more.
     pub command: String,
+    /// The server that is unavailable, if that is the problem: `redis` or `mysql`.
+    pub server: Option<String>,
+    /// The unavailable server of which it is a consequence.
+    pub caused_by: Option<String>,
 }
 
 impl Problem {
@@ -97,6 +104,8 @@ impl Problem {
             since: None,
             what_to_do: what_to_do.to_owned(),
             command: format!("counterfoil {command}"),
+            server: None,
+            caused_by: None,
         }
     }
 
@@ -117,8 +126,13 @@ impl Problem {
         self.severity > Level::Warning
     }
 
-    /// Returns whether it is the same problem as another process sees it. The words with which a
-    /// server is unavailable differ.
+    /// Returns whether it is a consequence of the other, the problem of an unavailable server.
+    pub fn is_consequence_of(&self, other: &Problem) -> bool {
+        self.caused_by.is_some() && self.caused_by == other.server && self.pair == other.pair
+    }
+
+    /// Returns whether both are the same problem, each as one process reports it. The reasons why a
+    /// server is unavailable are not compared, because two processes word them differently.
     pub fn is(&self, other: &Problem) -> bool {
         let is_same_error = self.severity == Level::Down || self.why == other.why;
         self.problem == other.problem && is_same_error
@@ -136,18 +150,21 @@ impl fmt::Display for Problem {
 }
 
 impl View {
-    /// Returns why the daemon is not ready, without data of a pair: `redis` or `mysql` was not
-    /// reached, or `flush`, hits do not reach MySQL. `None` if those of all pairs do.
+    /// Returns why the daemon is not ready, as a word that reveals nothing about a pair: `redis` or
+    /// `mysql` if a server was not reached, or `flush` if hits do not reach MySQL. Returns `None`
+    /// if the hits of all pairs do.
     pub fn not_ready(&self) -> Option<&'static str> {
-        let reasons = self.pairs.iter().filter_map(|pair| pair.not_ready());
-        reasons.min_by_key(|reason| {
-            ["redis", "mysql", "flush"]
-                .iter()
-                .position(|one| one == reason)
-        })
+        self.pairs
+            .iter()
+            .filter_map(|pair| pair.not_ready())
+            .min_by_key(|reason| {
+                ["redis", "mysql", "flush"]
+                    .iter()
+                    .position(|one| one == reason)
+            })
     }
 
-    /// Returns whether some pair was not looked at yet, so that its health is unknown.
+    /// Returns whether some pair was not checked yet, so that its health is unknown.
     pub fn is_unknown(&self) -> bool {
         self.pairs.iter().any(|pair| pair.is_unknown())
     }
@@ -162,8 +179,7 @@ impl View {
 
     /// Returns the known problems of all pairs, the worst first.
     pub fn problems(&self) -> Vec<Problem> {
-        let of_pair = |pair: &Arc<PairView>| pair.problems(self.at);
-        worst_first(self.pairs.iter().flat_map(of_pair))
+        worst_first(self.pairs.iter().flat_map(|pair| pair.problems(self.at)))
     }
 }
 
@@ -188,29 +204,51 @@ impl PairView {
 
     /// Returns the problems, with others that a reader found, the worst first.
     pub fn problems_with(&self, others: impl Iterator<Item = Problem>, now: u64) -> Vec<Problem> {
-        let others = others.map(|problem| Problem {
+        let mut problems = self.problems(now);
+        problems.extend(others.map(|problem| Problem {
             pair: self.name.clone(),
             ..problem
-        });
-        worst_first(self.problems(now).into_iter().chain(others))
+        }));
+        worst_first(problems.into_iter())
     }
 
     /// Returns the problems of servers, then of families, then of figures.
     fn problems(&self, now: u64) -> Vec<Problem> {
         let mut problems = self.problems_of_servers();
         problems.extend(self.problems_of_families());
-        let stale = self.looks.iter();
-        let stale = stale.filter(|look| look.is_stale(now) && look.is_tried());
-        problems.extend(stale.map(|look| Problem {
-            why: look.why.clone(),
-            since: look.at,
-            ..Problem::new(
-                Level::Warning,
-                format!("Figures of {} are stale", look.name),
-                "The daemon tries to read them again every few seconds",
-                "check",
-            )
-        }));
+        problems.extend(self.set_back("redis"));
+        problems.extend(self.set_back("mysql"));
+        for one in self.certificates.iter().filter(|one| one.ends_soon(now)) {
+            problems.push(Problem {
+                why: Some(format!("it is valid until {}", moment(one.expires))),
+                ..Problem::new(
+                    Level::Warning,
+                    format!("The certificate of {} ends soon", one.certificate),
+                    "Renew it. From its end on, nothing connects any more",
+                    "check",
+                )
+            });
+        }
+        for look in &self.looks {
+            if !look.is_stale(now) || !look.is_tried() {
+                continue;
+            }
+            problems.push(Problem {
+                why: look.why.clone(),
+                since: look.at,
+                // the daemon reads these figures from MySQL only while both servers are up
+                caused_by: self.caused_by(match look.name {
+                    "families" => &["redis"],
+                    _ => &["mysql", "redis"],
+                }),
+                ..Problem::new(
+                    Level::Warning,
+                    format!("Figures of {} are stale", look.name),
+                    "The daemon tries to read them again every few seconds",
+                    "check",
+                )
+            });
+        }
         for problem in &mut problems {
             problem.pair.clone_from(&self.name);
         }
@@ -219,29 +257,45 @@ impl PairView {
 
     fn problems_of_servers(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
-        for (server, problem, what_to_do) in [
+        let advice = [
             (
-                &self.redis,
                 "Redis is unavailable",
-                "Hits do not count meanwhile. Start Redis, or restore the connection to it",
+                "Hits do not count if applications cannot reach it either. Start Redis, or restore the \
+                 connection to it",
             ),
             (
-                &self.mysql,
                 "MySQL is unavailable",
-                "Hits count, and wait in Redis. Start MySQL, or restore the connection to it",
+                "Hits that count meanwhile wait in Redis. Start MySQL, or restore the connection to it",
             ),
-        ] {
+        ];
+        for ((name, server), (problem, what_to_do)) in self.servers().into_iter().zip(advice) {
             if server.is_down() {
                 problems.push(Problem {
                     why: server.why.clone(),
                     since: Some(server.since),
+                    server: Some(name.to_owned()),
                     ..Problem::down(problem, what_to_do)
                 });
             }
         }
+        for (name, server) in [("Redis", &self.redis), ("MySQL", &self.mysql)] {
+            let Some(latency) = server.latency.filter(|latency| latency.is_slow) else {
+                continue;
+            };
+            problems.push(Problem {
+                why: Some(format!("its replies take {latency}")),
+                ..Problem::new(
+                    Level::Warning,
+                    format!("{name} is slow"),
+                    "Each hit and each batch waits for replies. Is the server or the network overloaded, or \
+                     the server far away?",
+                    "check",
+                )
+            });
+        }
         if let Some(refusal) = self.redis.refusal.as_ref().filter(|_| self.redis.up) {
             let mut failing = self.reconciler.failing.iter();
-            let counting = failing.find(|failing| failing.error == refusal.message);
+            let counting = failing.find(|failing| failing.error.text == refusal.message);
             problems.push(Problem {
                 why: Some(refusal.message.clone()),
                 since: counting.map(|failing| failing.since),
@@ -251,41 +305,116 @@ impl PairView {
         if self.reconciler.why.is_some() {
             problems.push(Problem {
                 why: self.reconciler.why.clone(),
+                caused_by: self.caused_by(&["mysql", "redis"]),
                 ..Problem::down(
                     "The reconciler does not run",
                     "Hits wait in Redis. The daemon starts the reconciler again every few seconds",
                 )
             });
         }
-        let errors = self.findings().into_iter().filter(FindingView::is_error);
-        problems.extend(errors.map(|FindingView { finding, since }| Problem {
-            why: Some(finding.message),
-            since: Some(since),
-            ..Problem::new(Level::Error, finding.subject, &finding.advice, "check")
-        }));
+        for found in self.findings() {
+            if !found.is_error() {
+                continue;
+            }
+            let FindingView { finding, since } = found;
+            problems.push(Problem {
+                caused_by: self.cause_of(&finding),
+                why: Some(finding.message),
+                since: Some(since),
+                ..Problem::new(Level::Error, finding.subject, &finding.advice, "check")
+            });
+        }
         problems
     }
 
-    fn problems_of_families(&self) -> Vec<Problem> {
-        let about = |is_so: fn(&FamilyView) -> bool,
-                     severity,
-                     [one, many]: [&str; 2],
-                     what_to_do,
-                     command| {
-            let families: Vec<_> = self.families.iter().filter(|one| is_so(one)).collect();
-            Some(Problem {
-                why: families.first()?.problem.clone(),
-                since: families.iter().map(|one| one.state_since).min(),
-                ..Problem::new(
-                    severity,
-                    of_families(&families, one, many),
-                    what_to_do,
-                    command,
-                )
-            })
+    /// Returns the problem that a server was set back, with what was lost in which families.
+    fn set_back(&self, server: &str) -> Option<Problem> {
+        let found: Vec<_> = self
+            .set_backs
+            .iter()
+            .filter(|one| one.server == server)
+            .collect();
+        let (problem, lost, what_to_do) = if server == "redis" {
+            (
+                "Redis was set back to an older state",
+                "hits that waited were dropped",
+                "MySQL had these hits, or they were mixed with hits that it had. Recount the families, \
+                 and acknowledge the set-back. Does Redis keep an append-only file, and does the lag of \
+                 replicas stay below `durability`?",
+            )
+        } else {
+            (
+                "MySQL was set back to an older state",
+                "batches that it had are lost",
+                "Later hits are exact. Recount the families, and acknowledge the set-back",
+            )
         };
+        let mut names: Vec<_> = found
+            .iter()
+            .take(MAX_NAMES)
+            .map(|one| format!("{} of {}", one.lost(), one.family))
+            .collect();
+        if found.len() > MAX_NAMES {
+            names.push("others".to_owned());
+        }
+        let sum: u64 = found.iter().map(|one| one.lost()).sum();
+        Some(Problem {
+            since: Some(found.iter().map(|one| one.at).max()?),
+            why: Some(format!("{sum} {lost}: {}", names.join(", "))),
+            ..Problem::new(Level::Warning, problem, what_to_do, "set-backs acknowledge")
+        })
+    }
+
+    /// Returns the first of these servers that is unavailable.
+    fn caused_by(&self, servers: &[&str]) -> Option<String> {
+        for name in servers {
+            for (server, view) in self.servers() {
+                if server == *name && view.is_down() {
+                    return Some(server.to_owned());
+                }
+            }
+        }
+        None
+    }
+
+    /// Returns the unavailable server because of which a step fails, or `check` does not end.
+    fn cause_of(&self, finding: &Finding) -> Option<String> {
+        let mut failing = self.reconciler.failing.iter();
+        match failing.find(|failing| failing.error.text == finding.message) {
+            Some(failing) => self.caused_by(&[failing.server]),
+            None => match finding.subject.as_str() {
+                "check" => self.caused_by(&["mysql", "redis"]),
+                subject => self.caused_by(&[subject]),
+            },
+        }
+    }
+
+    /// Returns one problem about all families for which `is_so` is true, or `None` if there are
+    /// none.
+    fn about(
+        &self,
+        is_so: fn(&FamilyView) -> bool,
+        severity: Level,
+        [one, many]: [&str; 2],
+        what_to_do: &str,
+        command: &str,
+    ) -> Option<Problem> {
+        let families: Vec<_> = self.families.iter().filter(|one| is_so(one)).collect();
+        Some(Problem {
+            why: families.first()?.problem.clone(),
+            since: families.iter().map(|one| one.state_since).min(),
+            ..Problem::new(
+                severity,
+                of_families(&families, one, many),
+                what_to_do,
+                command,
+            )
+        })
+    }
+
+    fn problems_of_families(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
-        problems.extend(about(
+        problems.extend(self.about(
             |family| family.state == State::Broken,
             Level::Error,
             ["is broken", "are broken"],
@@ -293,14 +422,18 @@ impl PairView {
              program wrote the keys",
             "check",
         ));
-        problems.extend(about(
+        let late = self.about(
             |family| family.state == State::Late,
             Level::Warning,
             ["is late", "are late"],
             "Is MySQL slow, or a table locked? Does a daemon serve the family?",
             "pending",
-        ));
-        let full = about(
+        );
+        problems.extend(late.map(|problem| Problem {
+            caused_by: self.caused_by(&["mysql", "redis"]),
+            ..problem
+        }));
+        let full = self.about(
             FamilyView::is_full,
             Level::Warning,
             ["has reached max_pending", "have reached max_pending"],
@@ -308,7 +441,7 @@ impl PairView {
              `max_pending`",
             "pending",
         );
-        let nearly_full = about(
+        let nearly_full = self.about(
             |family| family.full > NEARLY_FULL && !family.is_full(),
             Level::Warning,
             ["nears max_pending", "near max_pending"],
@@ -316,14 +449,15 @@ impl PairView {
              `max_pending`",
             "pending",
         );
-        let full = full.into_iter().chain(nearly_full);
-        problems.extend(full.map(|full| Problem {
-            since: None,
-            ..full
-        }));
+        for problem in [full, nearly_full].into_iter().flatten() {
+            problems.push(Problem {
+                since: None,
+                ..problem
+            });
+        }
         let number = self.refused.len();
         let shown = if number > MAX_NAMES { 1 } else { number };
-        problems.extend(self.refused[..shown].iter().map(|Refused { family, reason }| {
+        problems.extend(self.refused[..shown].iter().map(|RefusedFamily { family, reason }| {
             let problem = if shown == number {
                 format!("{family} was refused")
             } else {
@@ -336,17 +470,16 @@ impl PairView {
                 ..Problem::new(Level::Error, problem, what_to_do, "check")
             }
         }));
-        let rejects = about(
+        let rejects = self.about(
             |family| family.rejects > 0,
             Level::Warning,
             ["has rejects", "have rejects"],
-            "Widen the column, or insert the missing row. The daemon then applies new ones within \
-             seconds, and `counterfoil rejects retry --all` all of them",
+            &what_to_do_about(&self.reasons),
             "rejects list",
         );
         problems.extend(rejects.map(|problem| Problem {
-            why: self.rejects.first().map(|reject| escaped(&reject.reason)),
-            since: self.rejects.iter().map(|reject| reject.at).min(),
+            why: reasons_of(&self.reasons),
+            since: self.reasons.iter().map(|reason| reason.since).min(),
             ..problem
         }));
         problems
@@ -359,11 +492,55 @@ fn worst_first(problems: impl Iterator<Item = Problem>) -> Vec<Problem> {
     problems
 }
 
+/// Returns the reasons of rejects, each with its number.
+fn reasons_of(reasons: &[ReasonView]) -> Option<String> {
+    let mut numbers: Vec<(&str, u64)> = Vec::new();
+    for ReasonView { reason, number, .. } in reasons {
+        match numbers.iter_mut().find(|(known, _)| known == reason) {
+            Some((_, known)) => *known += number,
+            None => numbers.push((reason, *number)),
+        }
+    }
+    let mut more = String::new();
+    if numbers.len() > MAX_REASONS {
+        more = format!(" and {} more reasons", numbers.len() - MAX_REASONS);
+    }
+    let shown: Vec<_> = numbers
+        .iter()
+        .take(MAX_REASONS)
+        .map(|(reason, number)| format!("{} ({number})", escaped(reason)))
+        .collect();
+    (!shown.is_empty()).then(|| format!("{}{more}", shown.join(", ")))
+}
+
+/// Returns the advice about these reasons, each once, and how the rejects are then retried.
+fn what_to_do_about(reasons: &[ReasonView]) -> String {
+    let mut advice: Vec<&str> = Vec::new();
+    for reason in reasons {
+        if !advice.contains(&reason.advice()) {
+            advice.push(reason.advice());
+        }
+    }
+    if reasons.is_empty() {
+        advice.push("Remove the reasons, which `counterfoil rejects list` prints");
+    }
+    if reasons.is_empty() || reasons.iter().any(|reason| reason.is_retried) {
+        advice.push(
+            "The daemon then applies new ones within seconds, and `counterfoil rejects retry --all` \
+             all of them",
+        );
+    }
+    advice.join(". ")
+}
+
 /// Returns how many families it concerns, with the names of the first.
 fn of_families(families: &[&FamilyView], one: &str, many: &str) -> String {
-    let names = families.iter().take(MAX_NAMES);
-    let names: Vec<_> = names.map(|family| family.name()).collect();
-    let names = names.join(", ");
+    let names = families
+        .iter()
+        .take(MAX_NAMES)
+        .map(|family| family.name())
+        .collect::<Vec<_>>()
+        .join(", ");
     match families.len() {
         1 => format!("{names} {one}"),
         number if number <= MAX_NAMES => format!("{names} {many}"),
@@ -373,9 +550,11 @@ fn of_families(families: &[&FamilyView], one: &str, many: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::status::idle;
-    use crate::view::ServerView;
+    use crate::view::{FailingView, ServerView};
 
     fn pair() -> PairView {
         let mut pair = PairView::new("main");
@@ -426,12 +605,67 @@ mod tests {
     }
 
     #[test]
+    fn consequences_of_an_outage_are_known() {
+        let mut pair = pair();
+        pair.mysql.up = false;
+        pair.families[0].state = State::Late;
+        pair.families[1].rejects = 1;
+        pair.reconciler.failing = ["mysql", "redis"]
+            .map(|server| FailingView {
+                step: "flush",
+                family: Some("shop/a".to_owned()),
+                server,
+                error: format!("an error of {server}").as_str().into(),
+                since: 1,
+                blocks_hits: true,
+            })
+            .into();
+        let problems = pair.problems(131);
+        let outage = &problems[0];
+        let folded: Vec<_> = problems
+            .iter()
+            .map(|one| (one.problem.as_str(), one.is_consequence_of(outage)))
+            .collect();
+        assert_eq!(
+            folded,
+            [
+                ("MySQL is unavailable", false),
+                ("flush of shop/a", true),
+                ("flush of shop/a", false),
+                ("shop/a is late", true),
+                ("shop/b has rejects", false),
+                ("Figures of families are stale", false),
+                ("Figures of overview are stale", true),
+            ]
+        );
+        (pair.redis.up, pair.mysql.up) = (false, true);
+        let without_redis = pair.problems(131);
+        let of_redis: Vec<_> = without_redis
+            .iter()
+            .filter(|one| one.is_consequence_of(&without_redis[0]))
+            .map(|one| one.problem.as_str())
+            .collect();
+        assert_eq!(
+            of_redis,
+            [
+                "flush of shop/a",
+                "shop/a is late",
+                "Figures of families are stale",
+                "Figures of overview are stale",
+            ]
+        );
+        pair.redis.up = true;
+        let with_both = pair.problems(131);
+        assert!(with_both.iter().all(|one| one.caused_by.is_none()));
+    }
+
+    #[test]
     fn the_worst_problem_decides_and_comes_first() {
         let change = |pair: &mut PairView| {
             for family in &mut pair.families {
                 family.state = State::Late;
             }
-            let refused = Refused {
+            let refused = RefusedFamily {
                 family: "shop/x".to_owned(),
                 reason: "a reason".to_owned(),
             };
@@ -442,8 +676,8 @@ mod tests {
             "The reconciler does not run",
             "1000 families were refused, the first is shop/x",
             "6 families are late: shop/a, shop/b, shop/c, shop/d, shop/e and others",
-        ];
-        let expected = expected.map(str::to_owned).to_vec();
-        assert_eq!(health(change, 100), (Health::Down, expected));
+        ]
+        .map(str::to_owned);
+        assert_eq!(health(change, 100), (Health::Down, expected.to_vec()));
     }
 }

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
+use crate::reason::Reason;
+
 /// The time limit of a server's reply.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The time limit of `check`, which waits for locks of tables.
 pub const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -23,20 +25,18 @@ pub fn ticks(time: Duration) -> Interval {
 pub async fn in_time<T, E: Display>(
     reply: impl Future<Output = Result<T, E>>,
 ) -> Result<T, String> {
-    with_timeout(TIMEOUT, reply).await
-}
-
-pub async fn with_timeout<T, E: Display>(
-    limit: Duration,
-    reply: impl Future<Output = Result<T, E>>,
-) -> Result<T, String> {
-    match timeout(limit, reply).await {
+    match timeout(TIMEOUT, reply).await {
         Ok(reply) => reply.map_err(|error| format!("{error:#}")),
-        Err(_) => Err(no_reply(limit)),
+        Err(_) => Err(Reason::silence(TIMEOUT).text),
     }
 }
 
-/// Returns the reason for a reply that did not arrive in time.
-pub fn no_reply(limit: Duration) -> String {
-    format!("no reply within {} s", limit.as_secs())
+pub async fn with_timeout<T, E: Into<Reason>>(
+    limit: Duration,
+    reply: impl Future<Output = Result<T, E>>,
+) -> Result<T, Reason> {
+    match timeout(limit, reply).await {
+        Ok(reply) => reply.map_err(Into::into),
+        Err(_) => Err(Reason::silence(limit)),
+    }
 }

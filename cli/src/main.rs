@@ -2,6 +2,7 @@
 //! operators.
 
 mod arguments;
+mod certificates;
 mod commands;
 mod config;
 mod daemon;
@@ -9,12 +10,15 @@ mod exit;
 mod families;
 mod health;
 mod http;
+mod latency;
 mod limits;
 mod metrics;
 mod output;
 mod pair;
 mod poll;
-mod search;
+mod probe;
+mod reason;
+mod rejects;
 mod signals;
 mod state;
 mod status;
@@ -50,7 +54,7 @@ async fn main() -> Exit {
         Err(Failure::critical(message))
     });
     ended.unwrap_or_else(|Failure { exit, message }| {
-        output::message(&format!("counterfoil: {message}"));
+        output::print_message(&format!("counterfoil: {message}"));
         exit
     })
 }

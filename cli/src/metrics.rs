@@ -10,6 +10,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 use tokio::time::interval;
 
 use crate::VERSION;
+use crate::certificates::Certificate;
 use crate::status::State;
 use crate::view::{PairView, View};
 
@@ -55,17 +56,19 @@ pub fn count_hits(pair: &str, family: &str, counted: Option<u64>, refused: Optio
 /// Describes and sets a gauge.
 fn set(name: &'static str, what: &'static str, labels: &[(&'static str, &str)], value: f64) {
     describe_gauge!(name, what);
-    let label = |(name, value): &(&'static str, &str)| Label::new(*name, (*value).to_owned());
-    let labels: Vec<_> = labels.iter().map(label).collect();
-    gauge!(name, labels).set(value);
+    let owned: Vec<_> = labels
+        .iter()
+        .map(|(label, text)| Label::new(*label, (*text).to_owned()))
+        .collect();
+    gauge!(name, owned).set(value);
 }
 
 fn flag(is_set: bool) -> f64 {
     f64::from(u8::from(is_set))
 }
 
-/// Returns the metrics, with gauges of the current state of the pairs. A recorder of their own has the
-/// gauges, so that those of a family end with it.
+/// Returns the metrics, with gauges of the current state of the pairs. Each call sets the gauges in
+/// a new recorder, so that those of a removed family disappear.
 pub fn render(prometheus: &PrometheusHandle, view: &View) -> String {
     let gauges = PrometheusBuilder::new().build_recorder();
     with_local_recorder(&gauges, || set_gauges(view));
@@ -84,6 +87,7 @@ fn set_gauges(view: &View) {
     for pair in &view.pairs {
         set_pair_gauges(pair);
         set_family_gauges(pair, view.at);
+        set_set_back_gauges(pair);
     }
 }
 
@@ -102,6 +106,31 @@ fn set_pair_gauges(pair: &PairView) {
             "1 while the server refuses what the daemon writes",
             &labels,
             flag(state.refuses.is_some()),
+        );
+    }
+    for (server, state) in pair.servers() {
+        let Some(latency) = state.latency else {
+            continue;
+        };
+        for (quantile, seconds) in [("0.5", latency.p50_seconds), ("0.99", latency.p99_seconds)] {
+            set(
+                "counterfoil_server_latency_seconds",
+                "how long replies of the server to the daemon's checks took, within five minutes",
+                &[name, ("server", server), ("quantile", quantile)],
+                seconds,
+            );
+        }
+    }
+    for Certificate {
+        certificate,
+        expires,
+    } in &pair.certificates
+    {
+        set(
+            "counterfoil_certificate_expiry_timestamp_seconds",
+            "end of a certificate on which connections depend, in Unix seconds",
+            &[name, ("certificate", certificate)],
+            *expires as f64,
         );
     }
     for look in &pair.looks {
@@ -159,19 +188,39 @@ fn set_pair_gauges(pair: &PairView) {
     }
 }
 
+/// Gauges of families, by the name of the family, and the name and description of the gauge.
+#[derive(Default)]
+struct FamilyGauges<'v>(BTreeMap<(&'v str, &'static str, &'static str), f64>);
+
+impl<'v> FamilyGauges<'v> {
+    /// Adds the value of a family. `combine` joins it with that of the same name in another
+    /// namespace.
+    fn merge(
+        &mut self,
+        family: &'v str,
+        name: &'static str,
+        what: &'static str,
+        value: f64,
+        combine: fn(f64, f64) -> f64,
+    ) {
+        self.0
+            .entry((family, name, what))
+            .and_modify(|merged| *merged = combine(*merged, value))
+            .or_insert(value);
+    }
+}
+
 /// Sets the gauges of families. Those of the same name in several namespaces share one: numbers are
 /// added, and of times the largest is taken.
 fn set_family_gauges(pair: &PairView, now: u64) {
-    let mut gauges = BTreeMap::new();
-    let mut merge = |family, name, what, value: f64, merge: fn(f64, f64) -> f64| {
-        let gauge = gauges.entry((family, name, what));
-        gauge
-            .and_modify(|merged| *merged = merge(*merged, value))
-            .or_insert(value);
-    };
-    let failing = pair.reconciler.failing.iter();
-    let failing = failing.filter(|one| one.blocks_hits);
-    let failing: BTreeSet<_> = failing.filter_map(|one| one.family.clone()).collect();
+    let mut gauges = FamilyGauges::default();
+    let failing: BTreeSet<_> = pair
+        .reconciler
+        .failing
+        .iter()
+        .filter(|one| one.blocks_hits)
+        .filter_map(|one| one.family.clone())
+        .collect();
     for family in &pair.families {
         let of = family.family.as_str();
         let is = |state| flag(family.state == state);
@@ -207,16 +256,16 @@ fn set_family_gauges(pair: &PairView, now: u64) {
                 flag(failing.contains(&family.name())),
             ),
         ] {
-            merge(of, name, what, value, f64::add);
+            gauges.merge(of, name, what, value, f64::add);
         }
-        merge(
+        gauges.merge(
             of,
             "counterfoil_pending_share",
             "share of max_pending that the fullest partition has reached",
             family.full,
             f64::max,
         );
-        merge(
+        gauges.merge(
             of,
             "counterfoil_unsaved_oldest_seconds",
             "age of the oldest hit that waits in Redis for MySQL, 0 if none waits",
@@ -224,7 +273,7 @@ fn set_family_gauges(pair: &PairView, now: u64) {
             f64::max,
         );
         if let Some(saved) = family.last_saved {
-            merge(
+            gauges.merge(
                 of,
                 "counterfoil_last_saved_timestamp_seconds",
                 "time at which a part of a batch last reached MySQL, in Unix seconds",
@@ -234,9 +283,9 @@ fn set_family_gauges(pair: &PairView, now: u64) {
         }
     }
     for recount in &pair.recounts {
-        let of = recount.family.rsplit('/').next().unwrap_or_default();
-        merge(
-            of,
+        let name = recount.family.rsplit('/').next().unwrap_or_default();
+        gauges.merge(
+            name,
             "counterfoil_last_recount_drifted",
             "counters that differed from their rows in the last recount",
             recount.drifted as f64,
@@ -246,20 +295,42 @@ fn set_family_gauges(pair: &PairView, now: u64) {
             continue;
         }
         let since = recount.finished.unwrap_or(recount.started);
-        merge(
-            of,
+        gauges.merge(
+            name,
             "counterfoil_since_recount_seconds",
             "time since the end of the last recount that the daemon makes, or the start of one that has not ended",
             now.saturating_sub(since) as f64,
             f64::max,
         );
     }
-    for ((family, name, what), value) in gauges {
+    for ((family, name, what), value) in gauges.0 {
         set(
             name,
             what,
             &[("pair", &pair.name), ("family", family)],
             value,
+        );
+    }
+}
+
+/// Sets the gauges of set-backs, by the name of the family and the server.
+fn set_set_back_gauges(pair: &PairView) {
+    let mut open: BTreeMap<_, u64> = BTreeMap::new();
+    for family in &pair.families {
+        for (server, _) in pair.servers() {
+            open.insert((family.family.as_str(), server), 0);
+        }
+    }
+    for one in &pair.set_backs {
+        let family = one.family.rsplit('/').next().unwrap_or_default();
+        *open.entry((family, one.server)).or_default() += one.partitions;
+    }
+    for ((family, server), partitions) in open {
+        set(
+            "counterfoil_open_set_backs",
+            "partitions in which a set-back of the server was found, within a day and not acknowledged",
+            &[("pair", &pair.name), ("family", family), ("server", server)],
+            partitions as f64,
         );
     }
 }
@@ -293,7 +364,7 @@ mod tests {
             step,
             family: Some("shop-1/views".to_owned()),
             server: "mysql",
-            error: "full".to_owned(),
+            error: "full".into(),
             since: 990,
             blocks_hits: true,
         };

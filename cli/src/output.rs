@@ -1,5 +1,5 @@
-//! The output of commands: for people, or as JSON. Text of others, such as an id, can neither control
-//! the terminal nor change the order of what surrounds it.
+//! The output of commands: for people, or as JSON. Text that others wrote, such as an id, can
+//! neither control the terminal nor change the order of what surrounds it.
 
 use std::io::{self, BufRead, BufWriter, ErrorKind, IsTerminal, Write};
 
@@ -34,7 +34,7 @@ impl Output {
     }
 
     /// Prints a text unchanged.
-    pub fn text(self, text: &[u8]) -> Result<Exit, Failure> {
+    pub fn print_text(self, text: &[u8]) -> Result<Exit, Failure> {
         self.write(|out| out.write_all(text))
     }
 
@@ -49,7 +49,7 @@ impl Output {
 }
 
 /// Writes a line to standard error. A command continues if that is closed.
-pub fn message(line: &str) {
+pub fn print_message(line: &str) {
     let _ = writeln!(io::stderr(), "{}", without_controls(line));
 }
 
@@ -71,7 +71,8 @@ pub fn confirm(question: &str, yes: bool) -> Result<(), Failure> {
     }
 }
 
-/// The characters around text that is ordered by itself, without effect on what surrounds it.
+/// Unicode's FIRST STRONG ISOLATE and POP DIRECTIONAL ISOLATE. Text between them is ordered by
+/// itself, and does not change the order of what surrounds it.
 const ISOLATE: [char; 2] = ['\u{2068}', '\u{2069}'];
 
 /// Returns the text with escapes in place of control characters, also those for right-to-left text.
@@ -90,9 +91,11 @@ pub fn isolated(text: &str) -> String {
             | '\u{10800}'..='\u{10fff}' | '\u{1e800}'..='\u{1efff}')
     };
     let [start, end] = ISOLATE;
-    match escaped(text) {
-        text if text.contains(is_right_to_left) => format!("{start}{text}{end}"),
-        text => text,
+    let shown = escaped(text);
+    if shown.contains(is_right_to_left) {
+        format!("{start}{shown}{end}")
+    } else {
+        shown
     }
 }
 
@@ -115,36 +118,71 @@ fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
 
 /// Formats rows in aligned columns, with numbers to the right. Without rows there are no lines.
 pub fn table(heads: &[&str], rows: &[impl AsRef<[String]>]) -> Vec<String> {
-    let cells = |row: &[String]| row.iter().map(|cell| isolated(cell)).collect();
-    let rows: Vec<Vec<_>> = rows.iter().map(|row| cells(row.as_ref())).collect();
     if rows.is_empty() {
         return Vec::new();
     }
-    let is_number =
-        |cell: &str| cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
-    let column = |(column, head): (usize, &&str)| {
-        let cells = || rows.iter().map(move |row| row[column].as_str());
-        let width = cells().chain([*head]).map(width).max();
-        let is_right = cells().all(is_number) && !cells().all(str::is_empty);
-        (width.unwrap_or(0), is_right)
-    };
-    let columns: Vec<_> = heads.iter().enumerate().map(column).collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let cells = cells.zip(&columns).map(|(cell, &(most, is_right))| {
-            let space = " ".repeat(most.saturating_sub(width(cell)));
-            if is_right {
-                format!("{space}{cell}")
-            } else {
-                format!("{cell}{space}")
-            }
+    let mut shown = Vec::new();
+    for row in rows {
+        let cells: Vec<_> = row.as_ref().iter().map(|cell| isolated(cell)).collect();
+        shown.push(cells);
+    }
+    let mut columns = Vec::new();
+    for (at, head) in heads.iter().enumerate() {
+        let below: Vec<_> = shown.iter().map(|row| row[at].as_str()).collect();
+        columns.push(ColumnLayout::of(head, &below));
+    }
+    let mut lines = vec![aligned(heads.iter().copied(), &columns)];
+    for row in &shown {
+        lines.push(aligned(row.iter().map(String::as_str), &columns));
+    }
+    lines
+}
+
+/// The width of the widest column, such as one of UUIDs.
+const WIDEST: usize = 40;
+
+/// The layout of a column.
+struct ColumnLayout {
+    width: usize,
+    is_right: bool,
+}
+
+impl ColumnLayout {
+    /// Returns the layout of a column with this head and these cells.
+    fn of(head: &str, cells: &[&str]) -> Self {
+        // a cell longer than `WIDEST` does not widen its column, and shifts only the rest of its
+        // own line
+        let widest = cells
+            .iter()
+            .chain([&head])
+            .map(|cell| width(cell))
+            .filter(|width| *width <= WIDEST)
+            .max();
+        let has_numbers = cells.iter().all(|cell| is_number(cell));
+        ColumnLayout {
+            width: widest.unwrap_or(0),
+            is_right: has_numbers && !cells.iter().all(|cell| cell.is_empty()),
+        }
+    }
+}
+
+/// Returns whether a cell may stand in a column of numbers.
+fn is_number(cell: &str) -> bool {
+    cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+}
+
+/// Returns a line of a table.
+fn aligned<'c>(cells: impl Iterator<Item = &'c str>, columns: &[ColumnLayout]) -> String {
+    let mut padded = Vec::new();
+    for (cell, column) in cells.zip(columns) {
+        let space = " ".repeat(column.width.saturating_sub(width(cell)));
+        padded.push(if column.is_right {
+            format!("{space}{cell}")
+        } else {
+            format!("{cell}{space}")
         });
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    let head = line(&mut heads.iter().copied());
-    let rows = rows
-        .iter()
-        .map(|row| line(&mut row.iter().map(String::as_str)));
-    [head].into_iter().chain(rows).collect()
+    }
+    padded.join("  ").trim_end().to_owned()
 }
 
 /// Returns the number of characters that are visible.
@@ -165,8 +203,9 @@ pub fn short(seconds: f64) -> String {
 /// Formats a time as `2026-11-22T12:00:00Z`.
 pub fn moment(unix_seconds: u64) -> String {
     let seconds = i64::try_from(unix_seconds).unwrap_or(i64::MAX);
-    let time = Timestamp::from_second(seconds);
-    time.unwrap_or(Timestamp::MAX).to_string()
+    Timestamp::from_second(seconds)
+        .unwrap_or(Timestamp::MAX)
+        .to_string()
 }
 
 /// Formats a number with its noun: `1 family`, `2 families`.
@@ -182,6 +221,21 @@ mod tests {
     fn times_are_short() {
         let shown = [0.4, 3.9, 119.0, 120.0, 7199.0, 7200.0, 172_800.0].map(short);
         assert_eq!(shown, ["0s", "3s", "119s", "2m", "119m", "2h", "2d"]);
+    }
+
+    #[test]
+    fn a_long_cell_moves_its_own_line_alone() {
+        let long = "x".repeat(255);
+        let rows = [
+            [long.clone(), "1".to_owned()],
+            ["id".to_owned(), "22".to_owned()],
+        ];
+        let expected = [
+            "ID   N".to_owned(),
+            format!("{long}   1"),
+            "id  22".to_owned(),
+        ];
+        assert_eq!(table(&["ID", "N"], &rows), expected);
     }
 
     #[test]

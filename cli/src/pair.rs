@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use counterfoil::redis::cluster::ClusterClient;
 use counterfoil::redis::{Client, ConnectionInfo, RedisError};
-use counterfoil::sqlx::MySqlPool;
-use counterfoil::sqlx::mysql::MySqlPoolOptions;
 use counterfoil::{
     Cluster, Connection, Counterfoil, Error, ErrorKind, MysqlStore, Primary, Result,
     cluster_settings,
@@ -13,35 +11,35 @@ use counterfoil::{
 
 use crate::config::{PairConfig, is_tls};
 
-/// The time limit for acquiring a connection to MySQL: less than for a reply, so that the error names
-/// the reason.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(4);
-
 /// The time limit of a command's or request's own calls: an operator waits longer than a page.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connects to Redis. The first use of MySQL connects to it.
 pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
-    let (redis, sentinels) = (&config.redis, &config.redis.sentinels);
-    if let Some(user) = redis.user_without_password() {
+    let place = &config.redis;
+    if let Some(user) = place.user_without_password() {
         let what = format!("the password of Redis's user {user:?} is missing");
         return Err(Error::new(ErrorKind::InvalidInput, what));
     }
-    let redis: Connection = if redis.is_cluster {
-        cluster(config).await?.into()
+    let redis: Connection = if place.is_cluster {
+        connect_cluster(config).await?.into()
     } else {
-        let primary = certified(config, &redis.servers[0])?;
-        let sentinels = sentinels.iter().map(|info| certified(config, info));
-        let sentinels: Vec<_> = sentinels.collect::<Result<_>>()?;
+        let primary = certified(config, &place.servers[0])?;
+        let sentinels = place
+            .sentinels
+            .iter()
+            .map(|info| certified(config, info))
+            .collect::<Result<Vec<_>>>()?;
         if sentinels.is_empty() {
             Primary::connect(primary).await?.into()
         } else {
             Primary::connect_sentinel(sentinels, primary).await?.into()
         }
     };
-    let counterfoil = Counterfoil::new(redis, store(config)?);
-    let counterfoil = counterfoil.allow_evicting(config.allow_evicting);
-    Ok(counterfoil.write_timeout(TIMEOUT).read_timeout(TIMEOUT))
+    Ok(Counterfoil::new(redis, store(config)?)
+        .allow_evicting(config.allow_evicting)
+        .write_timeout(TIMEOUT)
+        .read_timeout(TIMEOUT))
 }
 
 /// Returns the store alone. Its first use connects to MySQL.
@@ -53,37 +51,33 @@ pub fn store(config: &PairConfig) -> Result<MysqlStore> {
     })
 }
 
-/// Returns a separate connection, to check that MySQL is up.
-pub fn probe(config: &PairConfig) -> MySqlPool {
-    MySqlPoolOptions::new()
-        .max_connections(1)
-        .acquire_timeout(ACQUIRE_TIMEOUT)
-        .connect_lazy_with(config.mysql.clone())
-}
-
 /// Returns how to connect to one server, with the certificates if that takes TLS.
 fn certified(config: &PairConfig, info: &ConnectionInfo) -> Result<ConnectionInfo> {
     match &config.certificates {
         Some(certificates) if is_tls(info) => {
-            let client = Client::build_with_tls(info.clone(), certificates.clone());
-            let client = client.map_err(|error| invalid_setting(config, "redis", error))?;
-            Ok(client.get_connection_info().clone())
+            Client::build_with_tls(info.clone(), certificates.clone())
+                .map(|client| client.get_connection_info().clone())
+                .map_err(|error| invalid_setting(config, "redis", error))
         }
         _ => Ok(info.clone()),
     }
 }
 
-async fn cluster(config: &PairConfig) -> Result<Cluster> {
+async fn connect_cluster(config: &PairConfig) -> Result<Cluster> {
     let nodes = &config.redis.servers;
     let mut builder = cluster_settings(ClusterClient::builder(nodes.iter().cloned()));
     if let Some(certificates) = &config.certificates {
         builder = builder.certs(certificates.clone());
     }
-    let client = builder.build();
-    let client = client.map_err(|error| invalid_setting(config, "cluster", error))?;
+    let client = builder
+        .build()
+        .map_err(|error| invalid_setting(config, "cluster", error))?;
     Cluster::connect(client).await.map_err(|error| {
-        let nodes: Vec<_> = nodes.iter().map(|info| info.addr().to_string()).collect();
-        let message = format!("connecting to the cluster at {} failed", nodes.join(", "));
+        let addresses: Vec<_> = nodes.iter().map(|info| info.addr().to_string()).collect();
+        let message = format!(
+            "connecting to the cluster at {} failed",
+            addresses.join(", ")
+        );
         Error::new(error.kind(), message).with_source(error)
     })
 }

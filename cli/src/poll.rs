@@ -6,17 +6,19 @@ use std::time::Duration;
 use counterfoil::admin::Overview;
 use counterfoil::redis::cmd;
 use counterfoil::{Counterfoil, Error, ErrorKind, Family, MysqlStore};
-use futures_util::future::join;
+use futures_util::future::{join, join4};
 
-use crate::config::{FamilyConfig, PairConfig};
-use crate::families;
+use crate::config::PairConfig;
+use crate::latency::Latency;
 use crate::limits::in_time;
 use crate::pair;
+use crate::probe::{Probe, measure_latency};
 use crate::status::{self, FamilyView, unix_now};
-use crate::view::{PairView, ServerView};
+use crate::view::{PairView, ServerView, SetBackView};
+use crate::{certificates, families};
 
 /// A pair as a command reads it.
-pub struct Polled {
+pub struct PairReport {
     /// The servers and families. A command has no reconciler.
     pub view: PairView,
     /// Configured families that are not in MySQL yet.
@@ -26,95 +28,114 @@ pub struct Polled {
 }
 
 /// Data from MySQL.
-struct Stored {
+struct StoreReport {
     families: Vec<Family>,
     /// Why this version does not understand other families.
     unknown: BTreeMap<String, String>,
     overview: Vec<Overview>,
+    set_backs: Vec<SetBackView>,
 }
 
-/// Reads a pair. If MySQL does not reply, the families are those that Redis knows.
-pub async fn poll(config: &PairConfig, late: Duration) -> Polled {
-    let (stored, connected) = join(
+/// Reads a pair. If MySQL does not reply, the families are those of the configuration.
+pub async fn poll(config: &PairConfig, late: Duration) -> PairReport {
+    let (mysql_reply, mysql_latency, connected, certificates) = join4(
         in_time(async { read_mysql(pair::store(config)?).await }),
+        in_time(measure_latency(Probe::mysql(config.mysql.clone()))),
         in_time(pair::connect(config)),
+        certificates::read(config),
     )
     .await;
     let mut view = PairView::new(&config.name);
-    view.mysql = server(&stored);
-    let stored = stored.ok();
-    let families = match connected {
-        Ok(connected) => in_time(read_families(&connected, config, stored.as_ref(), late)).await,
-        Err(why) => Err(why),
+    view.certificates = certificates;
+    view.mysql = server(&mysql_reply, mysql_latency);
+    let stored = mysql_reply.ok();
+    let (redis_reply, redis_latency) = match connected {
+        Ok(connected) => {
+            join(
+                in_time(read_families(&connected, config, stored.as_ref(), late)),
+                in_time(measure_latency(Probe::Redis(connected.redis().clone()))),
+            )
+            .await
+        }
+        Err(why) => (Err(why.clone()), Err(why)),
     };
-    view.redis = server(&families);
-    let (families, incomplete) = families.unwrap_or_default();
+    view.redis = server(&redis_reply, redis_latency);
+    let (families, incomplete) = redis_reply.unwrap_or_default();
     view.families = families;
     let (mut never_opened, mut missing) = (Vec::new(), Vec::new());
-    if let Some(Stored {
-        families, unknown, ..
-    }) = stored
-    {
-        let is_new = |configured: &&FamilyConfig| {
-            !families
-                .iter()
-                .any(|family| configured.describes(family.namespace(), family.name()))
-        };
-        let new = config.families.iter().filter(is_new);
-        never_opened.extend(new.map(FamilyConfig::name));
-        missing.extend(unknown.into_values());
+    if let Some(stored) = stored {
+        view.set_backs = stored.set_backs;
+        for configured in &config.families {
+            let is_known =
+                |family: &Family| configured.describes(family.namespace(), family.name());
+            if !stored.families.iter().any(is_known) {
+                never_opened.push(configured.name());
+            }
+        }
+        missing.extend(stored.unknown.into_values());
     }
     missing.extend(incomplete);
-    Polled {
+    PairReport {
         view,
         never_opened,
         missing,
     }
 }
 
-/// Returns the state of a server that was asked just now.
-fn server<T>(reply: &Result<T, String>) -> ServerView {
+/// Returns the state of a server from its reply to a read, and from its latency, which a probe has
+/// measured. A server that replies to the probe slowly is up, although the read may have run out of
+/// time. If the server refuses the probe, too, the view has the reason of that refusal: it arrived
+/// at once, while the read may only report that it ran out of time.
+fn server<T>(reply: &Result<T, String>, latency: Result<Latency, String>) -> ServerView {
+    let (latency, refusal) = match latency {
+        Ok(latency) => (Some(latency), None),
+        Err(why) => (None, Some(why)),
+    };
+    let is_slow = latency.is_some_and(|latency| latency.is_slow);
+    let why = reply.as_ref().err().filter(|_| !is_slow);
     ServerView {
-        up: reply.is_ok(),
+        up: why.is_none(),
         since: unix_now(),
-        why: reply.as_ref().err().cloned(),
+        why: why.map(|why| refusal.unwrap_or_else(|| why.clone())),
+        latency: latency.filter(|_| why.is_none()),
         ..ServerView::default()
     }
 }
 
-async fn read_mysql(store: MysqlStore) -> counterfoil::Result<Stored> {
-    let (families, unknown) = families::registered(&store).await?;
-    Ok(Stored {
+async fn read_mysql(store: MysqlStore) -> counterfoil::Result<StoreReport> {
+    let (families, unknown) = families::read_registered(&store).await?;
+    Ok(StoreReport {
         families: families
             .into_iter()
             .map(|registered| registered.family)
             .collect(),
         unknown,
         overview: store.overview().await?,
+        set_backs: SetBackView::all(store.set_backs().await?),
     })
 }
 
 /// Returns the state of the families that MySQL knows. If it did not reply, returns that of the
-/// families that Redis knows, and why some may be missing.
+/// configured ones, and why some may be missing.
 async fn read_families(
     counterfoil: &Counterfoil,
     config: &PairConfig,
-    stored: Option<&Stored>,
+    stored: Option<&StoreReport>,
     late: Duration,
 ) -> counterfoil::Result<(Vec<FamilyView>, Option<String>)> {
-    // a Redis whose disk is full refuses PING
+    // INFO in place of PING, which a Redis with a full disk refuses
     let mut redis = counterfoil.redis().clone();
-    let info = cmd("INFO")
+    // if there are no families to read, only this call detects an unavailable Redis
+    cmd("INFO")
         .arg("server")
         .query_async::<()>(&mut redis)
-        .await;
-    // without families, only this detects an unavailable Redis
-    info.map_err(|error| Error::new(ErrorKind::Redis, "INFO failed").with_source(error))?;
+        .await
+        .map_err(|error| Error::new(ErrorKind::Redis, "INFO failed").with_source(error))?;
     let (families, incomplete, overview) = match stored {
         Some(stored) => (stored.families.clone(), None, &stored.overview[..]),
         None => {
-            let (families, why) = families::in_redis(counterfoil.redis(), config).await;
-            (families, why, &[][..])
+            let why = "those that only MySQL knows".to_owned();
+            (families::configured(config), Some(why), &[][..])
         }
     };
     let backlogs = counterfoil.backlogs_of(families).await?;

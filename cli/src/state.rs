@@ -1,20 +1,19 @@
 //! The state that the daemon's tasks share with its HTTP server.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Display;
 use std::sync::Arc;
 
 use counterfoil::admin::Overview;
-use counterfoil::store::Registered;
+use counterfoil::store::Registration;
 use counterfoil::{Counterfoil, Family};
 use tokio::sync::{Semaphore, watch};
 
 use crate::config::{PairConfig, Serve};
+use crate::reason::{LoggedReasons, Reason};
 use crate::status::unix_now;
 use crate::view::{PairView, View};
 
-/// The connections to MySQL that reads leave to the reconciler, which makes so many flushes at a
-/// time.
+/// The number of connections to MySQL that reads by HTTP leave to the flushes of the reconciler.
 const FLUSHES: u32 = 3;
 
 /// One pair of the running daemon.
@@ -25,18 +24,20 @@ pub struct PairState {
     pub reads: Semaphore,
     /// `None` until the first connection to Redis.
     pub connected: watch::Sender<Option<Counterfoil>>,
-    /// The view outlives a worker, so that metrics count each hit once.
+    /// The published view. It outlives a worker that is started again, because metrics count the
+    /// difference between two views: after an empty view they would count all hits of Redis again.
     pub view: watch::Sender<Arc<PairView>>,
     /// The last overview of MySQL.
     pub overview: watch::Sender<Vec<Overview>>,
-    known: watch::Sender<Known>,
+    known: watch::Sender<KnownFamilies>,
 }
 
 /// The families that the database knows, by NAMESPACE/FAMILY.
 #[derive(Default)]
-struct Known {
-    families: HashMap<String, Registered>,
-    /// False until they were read from the present database.
+struct KnownFamilies {
+    families: HashMap<String, Registration>,
+    /// False until the families were read over the current connection. A reload may have named
+    /// another database since.
     are_current: bool,
 }
 
@@ -54,8 +55,9 @@ impl PairState {
         }
     }
 
-    /// Forgets the servers, which may be others than before. The figures stay with their age, and the
-    /// families, since metrics count each hit once.
+    /// Forgets the state of the servers: the settings may name others than before. The figures
+    /// stay, with their age. The families stay, too, because metrics count the difference to their
+    /// last figures.
     pub fn forget_servers(&self) {
         self.connected.send_replace(None);
         self.known.send_modify(|known| known.are_current = false);
@@ -73,53 +75,56 @@ impl PairState {
     }
 
     /// Returns the family NAMESPACE/FAMILY as last read from the database.
-    pub fn known(&self, name: &str) -> Option<Registered> {
+    pub fn known(&self, name: &str) -> Option<Registration> {
         let known = self.known.borrow();
-        let family = known.families.get(name).filter(|_| known.are_current);
-        family.cloned()
+        known
+            .families
+            .get(name)
+            .filter(|_| known.are_current)
+            .cloned()
     }
 
     /// Returns the families that the database knows, except those of these names.
     pub fn known_except(&self, names: &HashSet<String>) -> Vec<Family> {
         let known = self.known.borrow();
-        let others = known
+        known
             .families
             .iter()
-            .filter(|(name, _)| !names.contains(*name));
-        others.map(|(_, known)| known.family.clone()).collect()
+            .filter(|(name, _)| !names.contains(*name))
+            .map(|(_, registered)| registered.family.clone())
+            .collect()
     }
 
-    pub fn set_known(&self, families: Vec<Registered>) {
-        let named = families
-            .into_iter()
-            .map(|registered| (registered.family.to_string(), registered));
-        self.known.send_replace(Known {
-            families: named.collect(),
+    pub fn set_known(&self, families: Vec<Registration>) {
+        self.known.send_replace(KnownFamilies {
+            families: families
+                .into_iter()
+                .map(|registered| (registered.family.to_string(), registered))
+                .collect(),
             are_current: true,
         });
     }
 
-    /// Records a read of some figures. If it fails twice for the same reason while both servers are
-    /// up, the reason is logged.
-    pub fn looked<E: Display>(&self, figures: &str, result: Result<(), E>) {
-        let why = result.err().map(|error| format!("{error:#}"));
+    /// Records a read of some figures. From the second failure in a row on, while both servers are
+    /// up, each new kind of reason is logged.
+    pub fn record_read<E: Into<Reason>>(&self, figures: &str, result: Result<(), E>) {
+        let reason = result.err().map(Into::into);
         self.update(|view| {
             let are_up = view.are_up();
             for look in view.looks.iter_mut().filter(|look| look.name == figures) {
-                match &why {
-                    None => (look.at, look.logged) = (Some(unix_now()), None),
-                    Some(reason) if are_up && look.why == why && look.logged != why => {
+                match &reason {
+                    None => (look.at, look.logged) = (Some(unix_now()), LoggedReasons::default()),
+                    Some(reason) if are_up && look.why.is_some() && look.logged.note(reason) => {
                         tracing::error!(
                             pair = self.name,
                             figures,
-                            why = reason,
+                            why = reason.text,
                             "figures are not current"
                         );
-                        look.logged.clone_from(&why);
                     }
                     Some(_) => {}
                 }
-                look.why.clone_from(&why);
+                look.why = reason.as_ref().map(|reason| reason.text.clone());
             }
         });
     }
@@ -128,10 +133,12 @@ impl PairState {
 impl View {
     /// Returns the last known state of pairs.
     pub fn of(pairs: &[Arc<PairState>]) -> Self {
-        let pairs = pairs.iter().map(|pair| pair.view.borrow().clone());
         View {
             at: unix_now(),
-            pairs: pairs.collect(),
+            pairs: pairs
+                .iter()
+                .map(|pair| pair.view.borrow().clone())
+                .collect(),
         }
     }
 }

@@ -66,6 +66,8 @@ pub struct Sample {
     pub pending: u64,
     /// The maximum of the families.
     pub oldest_seconds: f64,
+    /// The share of `max_pending`; the maximum of the families.
+    pub full: f64,
     pub rejects: u64,
     /// The counters that the last recount of each family found different.
     #[serde(skip)]
@@ -115,9 +117,39 @@ impl FamilyView {
             rate: self.rate.unwrap_or(0.0),
             pending: self.pending,
             oldest_seconds: self.oldest_seconds.unwrap_or(0.0),
+            full: self.full,
             rejects: self.rejects,
             drifted: 0,
         }
+    }
+
+    /// Returns the hits per second in the last minute, for the kinds that count them. The order of
+    /// families by it changes less than by the rate of a moment.
+    pub fn rate_of_a_minute(&self) -> Option<f64> {
+        let rate = self.rate?;
+        let rates = self.last_minute().map(|one| one.rate);
+        let (sum, number) = rates.fold((0.0, 0), |(sum, number), one| (sum + one, number + 1));
+        Some(if number == 0 {
+            rate
+        } else {
+            sum / f64::from(number)
+        })
+    }
+
+    /// Returns the last sample and those of the minute before it, the oldest first.
+    fn last_minute(&self) -> impl Iterator<Item = &Sample> {
+        let last = self.history.last().map_or(0, |last| last.at);
+        self.history
+            .iter()
+            .filter(move |one| last.saturating_sub(one.at) <= 60)
+    }
+
+    /// Returns the seconds until it reaches `max_pending`, if it goes on to fill as in the last
+    /// minute; `None` if it did not.
+    pub fn seconds_until_full(&self) -> Option<f64> {
+        let (first, last) = (self.last_minute().next()?, self.history.last()?);
+        let growth = (last.full - first.full) / last.at.saturating_sub(first.at) as f64;
+        (growth > 0.0 && growth.is_finite()).then(|| (1.0 - last.full).max(0.0) / growth)
     }
 
     /// Returns the key by which lists of families are sorted.
@@ -137,21 +169,21 @@ impl FamilyView {
 
     fn new(
         family: &Family,
-        backlog: Result<Backlog>,
+        read: Result<Backlog>,
         overview: Option<&Overview>,
         late: Duration,
     ) -> Self {
         let rejects = overview.map_or(0, |overview| overview.rejects);
-        let late = family.sync_time() + family.durability().settle() + late;
-        let state = match &backlog {
+        let late_age = family.sync_time() + family.durability().settle() + late;
+        let state = match &read {
             Err(_) => State::Broken,
-            Ok(backlog) if backlog.oldest.is_some_and(|oldest| oldest > late) => State::Late,
+            Ok(backlog) if backlog.oldest.is_some_and(|oldest| oldest > late_age) => State::Late,
             Ok(_) if rejects > 0 => State::Rejects,
             Ok(_) => State::Ok,
         };
-        let seen = backlog.is_ok().then(unix_now);
-        let problem = backlog.as_ref().err().map(|error| format!("{error:#}"));
-        let backlog = backlog.unwrap_or_default();
+        let seen = read.is_ok().then(unix_now);
+        let problem = read.as_ref().err().map(|error| format!("{error:#}"));
+        let backlog = read.unwrap_or_default();
         let of_kinds = |kinds: &[&str], number| kinds.contains(&family.kind()).then_some(number);
         FamilyView {
             namespace: family.namespace().to_owned(),
@@ -202,15 +234,17 @@ pub fn of_families(
     overview: &[Overview],
     late: Duration,
 ) -> Vec<FamilyView> {
-    let overview: HashMap<_, _> = overview
+    let by_name: HashMap<_, _> = overview
         .iter()
         .map(|one| ((one.namespace.as_str(), one.family.as_str()), one))
         .collect();
-    let of = |(family, backlog): (Family, Result<Backlog>)| {
-        let overview = overview.get(&(family.namespace(), family.name())).copied();
-        FamilyView::new(&family, backlog, overview, late)
-    };
-    backlogs.into_iter().map(of).collect()
+    backlogs
+        .into_iter()
+        .map(|(family, read)| {
+            let in_mysql = by_name.get(&(family.namespace(), family.name())).copied();
+            FamilyView::new(&family, read, in_mysql, late)
+        })
+        .collect()
 }
 
 pub fn unix_seconds(time: SystemTime) -> u64 {
@@ -226,6 +260,48 @@ pub fn unix_now() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_family_that_fills_is_full_at_a_known_time() {
+        let sample = |at, full| Sample {
+            at,
+            full,
+            ..Sample::default()
+        };
+        let until_full = |history: &[Sample]| {
+            let history = history.to_vec();
+            FamilyView {
+                history,
+                ..idle("shop", "views")
+            }
+            .seconds_until_full()
+        };
+        let fills = [
+            sample(0, 0.9),
+            sample(70, 0.25),
+            sample(80, 0.375),
+            sample(130, 0.5),
+        ];
+        assert_eq!(until_full(&fills), Some(120.0));
+        assert_eq!(until_full(&fills[..2]), None);
+        assert_eq!(until_full(&fills[..1]), None);
+        assert_eq!(until_full(&[sample(0, 0.5), sample(10, 1.5)]), Some(0.0));
+    }
+
+    #[test]
+    fn the_rate_of_a_minute_is_a_mean() {
+        let sample = |at, rate| Sample {
+            at,
+            rate,
+            ..Sample::default()
+        };
+        let mut family = idle("shop", "views");
+        assert_eq!(family.rate_of_a_minute(), None);
+        family.rate = Some(9.0);
+        assert_eq!(family.rate_of_a_minute(), Some(9.0));
+        family.history = vec![sample(0, 99.0), sample(70, 3.0), sample(130, 9.0)];
+        assert_eq!(family.rate_of_a_minute(), Some(6.0));
+    }
 
     #[test]
     fn only_families_with_a_limit_are_full() {

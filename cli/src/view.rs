@@ -4,10 +4,14 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use counterfoil::admin::{Drift, Finding, Reject, Severity};
-use serde::{Serialize, Serializer};
+use counterfoil::admin::{Drift, Finding, Loss, SetBack, Severity};
+use serde::Serialize;
 
-use crate::status::{FamilyView, STALE_SECONDS, Sample, is_older, unix_seconds};
+use crate::certificates::Certificate;
+use crate::latency::Latency;
+use crate::reason::{LoggedReasons, Reason};
+use crate::rejects::{ReasonView, RejectView};
+use crate::status::{FamilyView, STALE_SECONDS, Sample, State, is_older, unix_seconds};
 
 /// The age in seconds from which the findings of `check` are stale. It runs every 30 s.
 const STALE_CHECK_SECONDS: u64 = 120;
@@ -32,19 +36,21 @@ impl View {
 
     /// Returns a family, given as `NAMESPACE/FAMILY`, of a pair.
     pub fn family(&self, pair: &str, name: &str) -> Option<(&PairView, &FamilyView)> {
-        let pair = self.pairs.iter().find(|one| one.name == pair)?;
-        let mut families = pair.families.iter();
-        let family = families.find(|family| family.name() == name)?;
-        Some((pair, family))
+        let named = self.pairs.iter().find(|one| one.name == pair)?;
+        let family = named.families.iter().find(|family| family.name() == name)?;
+        Some((named, family))
     }
 
     /// Returns the families whose name contains `text`, those in trouble first, then by name.
-    pub fn families(&self, text: &str) -> Vec<(&str, &FamilyView)> {
+    pub fn families(&self, text: &str) -> Vec<(&PairView, &FamilyView)> {
         let mut families: Vec<_> = self
-            .of_pairs(|pair| &pair.families)
+            .pairs
+            .iter()
+            .flat_map(|pair| pair.families_of())
             .filter(|(_, family)| family.name().contains(text))
             .collect();
-        families.sort_by_key(|(pair, family)| (Reverse(family.state), family.sort_key(), *pair));
+        families
+            .sort_by_key(|(pair, family)| (Reverse(family.state), family.sort_key(), &*pair.name));
         families
     }
 }
@@ -61,13 +67,20 @@ pub struct PairView {
     pub looks: [Look; 3],
     pub families: Vec<FamilyView>,
     /// Configured families that were not opened, each with the reason.
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedFamily>,
     /// Families in the database that this daemon does not serve.
     pub not_served: Vec<String>,
     /// The findings of `check`, the worst first.
     pub checked: Vec<FindingView>,
     /// The latest rejects, the newest first.
     pub rejects: Vec<RejectView>,
+    /// The reasons of rejects, the most frequent first. Rejects that `rejects` leaves out count,
+    /// too.
+    pub reasons: Vec<ReasonView>,
+    /// The certificates on which its connections depend.
+    pub certificates: Vec<Certificate>,
+    /// The set-backs of the last day that no operator has acknowledged.
+    pub set_backs: Vec<SetBackView>,
     /// The latest differences that recounts found, the newest first.
     pub drift: Vec<DriftView>,
     pub recounts: Vec<RecountView>,
@@ -105,16 +118,64 @@ impl PairView {
         findings
     }
 
-    /// Sets the steps that fail, and so the servers that refuse what the daemon writes.
+    /// Sets the steps that fail. Their errors show which servers are up but refuse what the daemon
+    /// writes.
     pub fn set_failing(&mut self, failing: Vec<FailingView>) {
         let refused_by = |name: &str, server: &ServerView| {
-            let mut failing = failing.iter().filter(|_| server.up);
-            let refused = failing.find(|one| one.server == name)?;
-            Some(refused.error.clone())
+            let refused = failing.iter().find(|one| server.up && one.server == name)?;
+            Some(refused.error.text.clone())
         };
         self.redis.refuses = refused_by("redis", &self.redis);
         self.mysql.refuses = refused_by("mysql", &self.mysql);
         self.reconciler.failing = failing;
+    }
+
+    /// Returns the families, each with the pair.
+    pub fn families_of(&self) -> impl Iterator<Item = (&PairView, &FamilyView)> {
+        self.families.iter().map(move |family| (self, family))
+    }
+
+    /// Returns whether the figures that Redis has of a family are current.
+    pub fn has_figures_of(&self, family: &FamilyView, now: u64) -> bool {
+        !self.redis.is_down() && !family.is_stale(now)
+    }
+
+    /// Returns whether the figures of this name are current.
+    pub fn has_figures(&self, name: &str, now: u64) -> bool {
+        self.looks
+            .iter()
+            .any(|look| look.name == name && !look.is_stale(now))
+    }
+
+    /// Returns the first server that is unavailable: `Redis` or `MySQL`.
+    pub fn outage(&self) -> Option<(&'static str, &ServerView)> {
+        let servers = [("Redis", &self.redis), ("MySQL", &self.mysql)];
+        servers.into_iter().find(|(_, server)| server.is_down())
+    }
+
+    /// Returns the set-backs of a family that no operator has acknowledged.
+    pub fn set_backs_of<'v>(
+        &'v self,
+        family: &'v FamilyView,
+    ) -> impl Iterator<Item = &'v SetBackView> {
+        self.set_backs
+            .iter()
+            .filter(move |one| one.family.split_once('/') == Some(family.sort_key()))
+    }
+
+    /// Returns whether hits that wait for MySQL, in some family, do not reach it at present.
+    pub fn is_blocked(&self) -> bool {
+        self.mysql.is_down()
+            || self.reconciler.failing.iter().any(|one| one.blocks_hits)
+            || self.families.iter().any(|one| one.state == State::Late)
+    }
+
+    /// Returns the family that has reached the largest share of its `max_pending`.
+    pub fn fullest(&self) -> Option<&FamilyView> {
+        self.families
+            .iter()
+            .filter(|family| family.full > 0.0)
+            .max_by(|a, b| a.full.total_cmp(&b.full))
     }
 
     /// Returns the recount of NAMESPACE/FAMILY.
@@ -135,6 +196,7 @@ impl PairView {
             total.rate += one.rate;
             total.pending += one.pending;
             total.oldest_seconds = total.oldest_seconds.max(one.oldest_seconds);
+            total.full = total.full.max(one.full);
             total.rejects += one.rejects;
         }
         total
@@ -142,7 +204,8 @@ impl PairView {
 
     /// Adds the present sums to those of the last hour.
     pub fn add_total(&mut self, at: u64) {
-        // the clock may step back
+        // the clock may step back, which leaves totals of later times: the distance counts, in
+        // either direction
         let is_due = |last: &Sample| last.at.abs_diff(at) >= TOTAL_SECONDS;
         if self.totals.last().is_none_or(is_due) {
             self.totals
@@ -154,7 +217,7 @@ impl PairView {
 
 /// The interval in seconds between sums of all families that are remembered.
 const TOTAL_SECONDS: u64 = 10;
-const HOUR_SECONDS: u64 = 3600;
+pub const HOUR_SECONDS: u64 = 3600;
 
 /// A finding, and since when it is known.
 #[derive(Clone, PartialEq, Eq, Serialize)]
@@ -168,12 +231,14 @@ pub struct FindingView {
 impl FindingView {
     /// Returns the findings, those that are `known` with their time.
     pub fn all(findings: Vec<Finding>, known: &[FindingView], now: u64) -> Vec<Self> {
-        let view = |finding: Finding| {
-            let known = known.iter().find(|known| known.finding == finding);
-            let since = known.map_or(now, |known| known.since);
-            FindingView { finding, since }
-        };
-        findings.into_iter().map(view).collect()
+        findings
+            .into_iter()
+            .map(|finding| {
+                let found_before = known.iter().find(|one| one.finding == finding);
+                let since = found_before.map_or(now, |one| one.since);
+                FindingView { finding, since }
+            })
+            .collect()
     }
 
     pub fn is_error(&self) -> bool {
@@ -182,7 +247,7 @@ impl FindingView {
 }
 
 /// The last known state of a server.
-#[derive(Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Default, PartialEq, Serialize)]
 pub struct ServerView {
     pub up: bool,
     /// The time of the last change of `up`, in Unix seconds.
@@ -195,8 +260,13 @@ pub struct ServerView {
     /// The finding about a Redis, or a node of its cluster, that refuses hits.
     #[serde(skip)]
     pub refusal: Option<Finding>,
+    /// The time that its replies take.
+    pub latency: Option<Latency>,
     /// The reason, if it is unavailable.
     pub why: Option<String>,
+    /// The reasons that were logged while it is unavailable.
+    #[serde(skip)]
+    pub logged: LoggedReasons,
     /// The error with which it refuses what the daemon writes, although it replies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub refuses: Option<String>,
@@ -229,6 +299,9 @@ pub struct ReconcilerView {
     pub running: bool,
     /// The reason why it does not run; `None` before the first attempt to start it.
     pub why: Option<String>,
+    /// The reasons that were logged since it last ran.
+    #[serde(skip)]
+    pub logged: LoggedReasons,
     /// The steps that fail and are retried.
     pub failing: Vec<FailingView>,
 }
@@ -241,7 +314,7 @@ pub struct FailingView {
     pub family: Option<String>,
     /// The server whose error it is: `redis`, `mysql`, or `daemon` for a panic.
     pub server: &'static str,
-    pub error: String,
+    pub error: Reason,
     /// The time of the first failure in Unix seconds.
     pub since: u64,
     /// True if hits do not reach MySQL meanwhile.
@@ -255,7 +328,8 @@ impl FailingView {
     }
 }
 
-/// The step of the applications that fails while Redis refuses hits.
+/// The name of the step that fails while Redis refuses hits. Applications make this step, but it is
+/// reported like those of the reconciler.
 pub const COUNTING: &str = "counting";
 /// The maximum number of names in a line.
 const MAX_NAMES: usize = 10;
@@ -264,44 +338,53 @@ const MAX_NAMES: usize = 10;
 pub fn by_error(failing: &[FailingView]) -> BTreeMap<&str, Vec<&FailingView>> {
     let mut by_error: BTreeMap<_, Vec<&FailingView>> = BTreeMap::new();
     for one in failing {
-        by_error.entry(one.error.as_str()).or_default().push(one);
+        by_error
+            .entry(one.error.text.as_str())
+            .or_default()
+            .push(one);
     }
     by_error
 }
 
 /// Returns the steps and the families that fail with one error, the first of them if there are many.
 pub fn subject(failing: &[&FailingView]) -> String {
-    let steps = failing.iter().map(|one| one.step);
-    let families = failing.iter().map(|one| one.family.as_deref());
-    let families = families.map(|name| name.unwrap_or("the pair"));
-    let [steps, mut families] =
-        [BTreeSet::from_iter(steps), BTreeSet::from_iter(families)].map(Vec::from_iter);
-    let more = families.len().saturating_sub(MAX_NAMES);
-    families.truncate(MAX_NAMES);
-    let (steps, families) = (steps.join(", "), families.join(", "));
-    match more {
-        0 => format!("{steps} of {families}"),
-        more => format!("{steps} of {families} and {more} more"),
+    let mut steps = BTreeSet::new();
+    let mut families = BTreeSet::new();
+    for one in failing {
+        steps.insert(one.step);
+        families.insert(one.family.as_deref().unwrap_or("the pair"));
+    }
+    let shown: Vec<_> = families.iter().copied().take(MAX_NAMES).collect();
+    let subject = format!(
+        "{} of {}",
+        Vec::from_iter(steps).join(", "),
+        shown.join(", ")
+    );
+    match families.len() - shown.len() {
+        0 => subject,
+        more => format!("{subject} and {more} more"),
     }
 }
 
-/// Returns a finding for each error, except those that `check` reports as well.
+/// Returns a finding for each error, except those of [`COUNTING`], which `check` reports.
 fn findings_of(failing: &[FailingView]) -> Vec<FindingView> {
-    let new = by_error(failing).into_iter();
-    let new = new.filter(|(_, failing)| failing[0].step != COUNTING);
-    let finding = |(error, failing): (&str, Vec<&FailingView>)| {
-        let advice = if failing.iter().any(|one| one.blocks_hits) {
+    let mut findings = Vec::new();
+    for (error, steps) in by_error(failing) {
+        if steps[0].step == COUNTING {
+            continue;
+        }
+        let advice = if steps.iter().any(|one| one.blocks_hits) {
             "Hits wait in Redis meanwhile. `counterfoil check` names missing privileges, tables and columns"
         } else {
             "The step is retried until it succeeds"
         };
-        let since = failing.iter().map(|one| one.since).min();
-        FindingView {
-            finding: Finding::new(Severity::Error, subject(&failing), error, advice),
+        let since = steps.iter().map(|one| one.since).min();
+        findings.push(FindingView {
+            finding: Finding::new(Severity::Error, subject(&steps), error, advice),
             since: since.unwrap_or_default(),
-        }
-    };
-    new.map(finding).collect()
+        });
+    }
+    findings
 }
 
 /// The last read of figures that the daemon reads periodically.
@@ -314,8 +397,8 @@ pub struct Look {
     pub at: Option<u64>,
     /// The reason why they could not be read since.
     pub why: Option<String>,
-    /// The reason that was logged.
-    pub logged: Option<String>,
+    /// The reasons that were logged since then.
+    pub logged: LoggedReasons,
 }
 
 impl Look {
@@ -327,7 +410,7 @@ impl Look {
         }
     }
 
-    /// Returns whether the figures were tried to read.
+    /// Returns whether the daemon has tried to read the figures.
     pub fn is_tried(&self) -> bool {
         self.at.is_some() || self.why.is_some()
     }
@@ -339,48 +422,55 @@ impl Look {
 }
 
 #[derive(Clone, Serialize)]
-pub struct Refused {
+pub struct RefusedFamily {
     pub family: String,
     pub reason: String,
 }
 
+/// A set-back of a server, as far as it concerns a family.
 #[derive(Clone, Serialize)]
-pub struct RejectView {
+pub struct SetBackView {
     /// `NAMESPACE/FAMILY`.
     pub family: String,
-    pub id: String,
-    /// The sum of the refused deltas.
-    #[serde(serialize_with = "number_or_text")]
-    pub delta: i128,
-    pub reason: String,
-    /// The time of the first refusal in Unix seconds.
+    /// `redis` or `mysql`.
+    pub server: &'static str,
+    /// The number of partitions in which it was found.
+    pub partitions: u64,
+    /// Batches that MySQL lost, 0 if Redis was set back.
+    pub batches: u64,
+    /// Hits that were dropped because Redis was set back.
+    pub hits: u64,
+    /// The ids that had these hits.
+    pub ids: u64,
+    /// The time when it was last found, in Unix seconds.
     pub at: u64,
-    /// The number of refused retries.
-    pub retries: u64,
-    /// The time of the next retry in Unix seconds; `None` if no row can ever have the id.
-    pub retry_at: Option<u64>,
 }
 
-/// Serializes a number, as text if it is outside the signed 64-bit range.
-fn number_or_text<S: Serializer>(number: &i128, serializer: S) -> Result<S::Ok, S::Error> {
-    match i64::try_from(*number) {
-        Ok(number) => serializer.serialize_i64(number),
-        Err(_) => serializer.collect_str(number),
+impl SetBackView {
+    pub fn all(set_backs: Vec<SetBack>) -> Vec<Self> {
+        let mut views = Vec::new();
+        for one in set_backs {
+            let (server, batches, hits, ids) = match one.loss {
+                Loss::Dropped { hits, ids } => ("redis", 0, hits, ids),
+                Loss::Batches(batches) => ("mysql", batches, 0, 0),
+                _ => continue,
+            };
+            views.push(SetBackView {
+                family: format!("{}/{}", one.namespace, one.family),
+                server,
+                partitions: one.partitions,
+                batches,
+                hits,
+                ids,
+                at: unix_seconds(one.at),
+            });
+        }
+        views
     }
-}
 
-impl RejectView {
-    pub fn all(rejects: Vec<Reject>) -> Vec<Self> {
-        let view = |reject: Reject| RejectView {
-            family: format!("{}/{}", reject.namespace, reject.family),
-            id: reject.id,
-            delta: reject.delta,
-            reason: reject.reason,
-            at: unix_seconds(reject.first_at),
-            retries: reject.retries,
-            retry_at: reject.retry_at.map(unix_seconds),
-        };
-        rejects.into_iter().map(view).collect()
+    /// Returns the number of hits that were dropped, or of batches that are lost.
+    pub fn lost(&self) -> u64 {
+        self.hits + self.batches
     }
 }
 
@@ -394,10 +484,10 @@ pub struct DriftView {
     /// The counter before its rows were counted.
     pub before: i64,
     pub rows: i64,
-    /// The counter after its rows were counted.
-    pub after: i64,
     /// The correction, 0 if the note gives a reason for none.
     pub delta: i64,
+    /// The counter after the correction.
+    pub after: i64,
     pub note: String,
     /// The time in Unix seconds.
     pub at: u64,
@@ -406,18 +496,20 @@ pub struct DriftView {
 impl DriftView {
     /// Creates the view of a difference that a run of NAMESPACE/FAMILY found.
     pub fn all(family: &str, run: u64, drift: Vec<Drift>) -> Vec<Self> {
-        let view = |drift: Drift| DriftView {
-            family: family.to_owned(),
-            run,
-            id: drift.id,
-            before: drift.before,
-            rows: drift.rows,
-            after: drift.after,
-            delta: drift.delta,
-            note: drift.note,
-            at: unix_seconds(drift.at),
-        };
-        drift.into_iter().map(view).collect()
+        drift
+            .into_iter()
+            .map(|one| DriftView {
+                family: family.to_owned(),
+                run,
+                id: one.id,
+                before: one.before,
+                rows: one.rows,
+                delta: one.delta,
+                after: one.after.saturating_add(one.delta),
+                note: one.note,
+                at: unix_seconds(one.at),
+            })
+            .collect()
     }
 }
 

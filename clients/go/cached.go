@@ -5,30 +5,69 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
+
+	"github.com/counterfoil/counterfoil-go/internal/memory"
 )
 
 // Cached is a family of counters whose value is in Redis while they are in use, within the family's bounds. An id is 1 to 255
 // bytes of UTF-8.
-type Cached struct{ exact }
+type Cached struct {
+	exact
+	writer *writer[update]
+}
 
-var cachedKind = &kind{
-	name: "cached", script: "cached_incr", maxID: 255, limit: 1000, keys: []string{"base", "buffer", "batch", "meta"}, spans: true,
-	place: (*epoch).placeOf,
-	head:  func(_ *family, _ *epoch, requests int) []any { return []any{requests} },
-	encode: func(_ *family, _ *epoch, items []*item, r *request) {
-		r.args = append(r.args, len(items))
-		for _, it := range items {
-			r.args = append(r.args, it.id, it.change)
+// update is the target of a cached family, together with what is done to it.
+type update struct {
+	counter
+	isSet bool // to the number, which is added otherwise
+}
+
+// argument returns the number as cached_incr takes it.
+func (u update) argument(n int64) string {
+	if u.isSet {
+		return fmt.Sprint("=", n)
+	}
+	return fmt.Sprint(n)
+}
+
+func (u update) inMemory(n int64) memory.Hit {
+	return memory.Hit{Change: u.argument(n), Request: u.request.name, Epoch: u.request.generation}
+}
+
+// cachedKind writes calls of cached_incr.
+type cachedKind struct{}
+
+func (cachedKind) traits() traits {
+	return traits{kindName: "cached", script: "cached_incr", maxID: 255, limit: 1000, spansPartitions: true}
+}
+
+func (cachedKind) write(call *scriptCall, b *batch[update]) {
+	requests := requestsOf(b)
+	call.addArgs(len(requests) / 3)
+	for _, updates := range b.parts {
+		call.addKeys(updates[0].partition, "base", "buffer", "batch", "meta")
+		call.addArgs(len(updates))
+		for _, e := range updates {
+			call.addArgs(e.target.id, e.target.argument(e.n))
 		}
-	},
+	}
+	call.addRequests(requests)
+}
+
+func (cachedKind) words(reply []any, b *batch[update]) []any {
+	words := reply[1:]
+	if reply[0] == "DUP" {
+		words = fields(words)
+	}
+	words, _ = cut(words, len(b.entries))
+	return words
 }
 
 // Cached returns the family of that name. Its option is [ReadRow].
 func (c *Client) Cached(name string, options ...FamilyOption) (*Cached, error) {
-	f, err := c.family(cachedKind, name, options)
-	return &Cached{exact{f}}, err
+	f, w, err := openFamily(c, cachedKind{}, name, options)
+	return &Cached{exact{f}, w}, err
 }
 
 // ReadRow sets the function that reads the row of a counter that is not in Redis. It must not read in an open transaction, whose
@@ -41,7 +80,7 @@ func ReadRow(read func(ctx context.Context, id string) (int64, error)) FamilyOpt
 // Incr adds delta and returns the new value. Where it would leave the family's bounds the error's reason is RANGE, and its
 // Value is the current one.
 func (c *Cached) Incr(ctx context.Context, id string, delta int64) (int64, error) {
-	return c.change(ctx, hit{target: target{id: id}, change: fmt.Sprint(delta)})
+	return c.update(ctx, update{counter: counter{subject: subject{id}}}, delta)
 }
 
 // IncrOnce adds delta once for all calls with this request (1 to 64 bytes) and id, from any process, and returns the value that
@@ -50,28 +89,28 @@ func (c *Cached) IncrOnce(ctx context.Context, request, id string, delta int64, 
 	if err := c.check(request, 64, true); err != nil {
 		return 0, err
 	}
-	return c.change(ctx, hit{target: target{id: id}, change: fmt.Sprint(delta), request: request, epoch: epoch})
+	return c.update(ctx, update{counter: counter{subject{id}, namedRequest{request, epoch}}}, delta)
 }
 
 // Set changes the counter to that value and returns it.
 func (c *Cached) Set(ctx context.Context, id string, value int64) (int64, error) {
-	return c.change(ctx, hit{target: target{id: id}, change: fmt.Sprint("=", value)})
+	return c.update(ctx, update{counter{subject: subject{id}}, true}, value)
 }
 
-func (c *Cached) change(ctx context.Context, h hit) (int64, error) {
+func (c *Cached) update(ctx context.Context, target update, n int64) (int64, error) {
 	ctx = limitTo(ctx, c.client.options.RetryFor)
-	return c.seeding(ctx, h.id, func() Result { return c.count(ctx, h)[0] })
+	return c.seeding(ctx, target.id, func() Result { return c.writer.count(ctx, change[update]{target, n})[0] })
 }
 
 // Get returns the value.
 func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
 	ctx = limitTo(ctx, c.client.options.RetryFor/2)
 	return c.seeding(ctx, id, func() Result {
-		e, err := c.askFor(ctx, id)
+		d, err := c.described(ctx, id)
 		if err != nil {
 			return Result{Err: err}
 		}
-		partition := e.partitionOf(id)
+		partition := d.partitionOf(id)
 		keys := c.keys(partition, "base", "buffer", "batch", "meta")
 		words, err := c.reply(ctx, c.home(partition), "cached_get", keys, 1, "", newCaller(), id)
 		if err != nil {
@@ -84,21 +123,20 @@ func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
 	})
 }
 
-// seeding makes a call again after it has seeded a counter that the call missed.
+// seeding makes a call. While the counter is not in Redis it seeds it, and makes the call again.
 func (c *Cached) seeding(ctx context.Context, id string, call func() Result) (int64, error) {
 	for seeds := 0; ; seeds++ {
 		result := call()
-		code, rest, _ := strings.Cut(result.word, ":")
-		if code != "MISS" || seeds == 10 {
+		if result.ticket == "" || seeds == 10 {
 			return result.Value, result.Err
 		}
-		if err := c.seed(ctx, id, rest); err != nil {
+		if err := c.seed(ctx, id, result.ticket); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// seed gives the counter a base, once for all callers that have the same ticket.
+// seed stores the value of the counter's row in Redis. Callers with the same ticket share one read of the row.
 func (c *Cached) seed(ctx context.Context, id, ticket string) error {
 	key := id + " " + ticket
 	shared, _ := c.seeds.LoadOrStore(key, sync.OnceValue(func() error {
@@ -119,11 +157,11 @@ func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
 	if err != nil {
 		return err
 	}
-	e, err := c.ask(ctx, 0)
+	d, err := c.describe(ctx, 0)
 	if err != nil {
 		return err
 	}
-	partition := e.partitionOf(id)
+	partition := d.partitionOf(id)
 	home := c.home(partition)
 	keys := append(c.keys(home, "calls"), c.keys(partition, "base")...)
 	words, err := c.reply(ctx, home, "cached_seed", keys, "", id, ticket, row)
@@ -136,11 +174,11 @@ func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
 	return nil
 }
 
-// row reads the value of the counter's row, "-" without a row.
+// row reads the value of the counter's row. It returns "-" if there is no row.
 func (c *Cached) row(ctx context.Context, id string) (any, error) {
 	readRow := c.readRow.Load()
 	if readRow == nil {
-		found, err := c.find(ctx, []string{id}) // the row's, as nothing is pending
+		found, err := c.find(ctx, []string{id}) // the row's value: a counter that is not in Redis has nothing pending
 		if err != nil || found[0] == nil {
 			return "-", err
 		}

@@ -99,21 +99,22 @@ type Options struct {
 
 // Client counts in the families of one namespace.
 type Client struct {
-	redis            redis.UniversalClient
-	memory           memory.Memory // of package counterfoiltest, in place of Redis and the daemon, and otherwise nil
-	namespace        string
-	options          Options
-	isCluster, isOwn bool          // isOwn: made by Connect, and sends each call once
-	isTimed          bool          // its attempts end at the deadline of their context
-	repeatFor        time.Duration // that a repeat over connections of its own may take
-	daemon           atomic.Int32  // the number of the one that replied last
-	servers          sync.Map      // by name
-	isClosing        atomic.Bool
-	open             context.Context // ends with Close
-	end              context.CancelFunc
+	redis     redis.UniversalClient
+	memory    memory.Memory // of package counterfoiltest, in place of Redis and the daemon, and otherwise nil
+	namespace string
+	options   Options
+	isCluster bool
+	isOwn     bool          // made by Connect: go-redis sends each call once
+	isTimed   bool          // go-redis ends an attempt at the deadline of its context
+	repeatFor time.Duration // the longest time of another attempt, if isOwn
+	daemon    atomic.Int32  // the number of the one that replied last
+	servers   sync.Map      // by name
+	isClosing atomic.Bool
+	open      context.Context // ends with Close
+	end       context.CancelFunc
 
 	mu       sync.Mutex
-	families map[string]*family
+	families map[string]flusher // by kind and name: a *writer each
 }
 
 var name = regexp.MustCompile(`^[a-z0-9_.-]{1,64}$`)
@@ -124,7 +125,7 @@ var name = regexp.MustCompile(`^[a-z0-9_.-]{1,64}$`)
 func New(client redis.UniversalClient, namespace string, options Options) (*Client, error) {
 	options.RetryFor = cmp.Or(options.RetryFor, defaultRetryFor)
 	options.LaterEvery = cmp.Or(options.LaterEvery, 5*time.Millisecond)
-	c := &Client{redis: client, namespace: namespace, options: options, families: map[string]*family{}}
+	c := &Client{redis: client, namespace: namespace, options: options, families: map[string]flusher{}}
 	c.open, c.end = context.WithCancel(context.Background())
 	isUsable := true
 	switch client := client.(type) {
@@ -134,7 +135,7 @@ func New(client redis.UniversalClient, namespace string, options Options) (*Clie
 		isUsable, c.isTimed = client.Options().ReadTimeout > 0, client.Options().ContextTimeoutEnabled
 	case *redis.ClusterClient:
 		isUsable, c.isTimed = client.Options().ReadTimeout > 0, client.Options().ContextTimeoutEnabled
-		// a NewFailoverClusterClient names its slots itself: its server is no cluster
+		// NewFailoverClusterClient returns this type as well, for a server that is no cluster. It sets ClusterSlots
 		c.isCluster = client.Options().ClusterSlots == nil
 	case *redis.Ring:
 		isUsable = false
@@ -218,7 +219,7 @@ const (
 	closePause = 500 * time.Millisecond
 )
 
-// retryFor is the limit of a call that counts. The last ones have all the time of Close.
+// retryFor is the limit of a call that counts. Those of Close have all of its time.
 func (c *Client) retryFor() time.Duration {
 	if c.isClosing.Load() {
 		return closeWithin
@@ -241,7 +242,7 @@ func (f *family) errClosed() *Error {
 // Flush sends what Later took before in all families, and returns when all of it is settled, within RetryFor. Its error is the
 // first one since the last flush, or why sums are kept, which are sent again.
 func (c *Client) Flush(ctx context.Context) error {
-	return c.each(func(f *family) error { return f.flush(ctx) })
+	return c.each(func(f flusher) error { return f.flush(ctx) })
 }
 
 // Close sends what Later took, and closes the connections of [Connect]. While Redis is unreachable it tries again, until 5 s are
@@ -253,19 +254,19 @@ func (c *Client) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, closeWithin, errLimit)
 	defer cancel()
 	ctx = limitTo(ctx, closeWithin*9/10)
-	send := func(f *family) error { return f.drain(ctx) }
+	send := func(f flusher) error { return f.drain(ctx) }
 	for c.each(send) != nil && time.Until(limitOf(ctx)) > closePause && sleep(ctx, closePause) {
 		c.tryAll(ctx)
 	}
-	first := c.each(func(f *family) error { return f.dropSums(ctx) })
+	first := c.each(func(f flusher) error { return f.dropSums(ctx) })
 	if c.isOwn {
 		_ = c.redis.Close() // fails only if it is closed already
 	}
 	return first
 }
 
-// each calls a function for all families at a time, and returns the first error.
-func (c *Client) each(call func(*family) error) (first error) {
+// each calls a function for all families at the same time, and returns the first error.
+func (c *Client) each(call func(flusher) error) (first error) {
 	c.mu.Lock()
 	results := make(chan error, len(c.families))
 	for _, f := range c.families {

@@ -14,61 +14,62 @@ import (
 	"unicode/utf8"
 )
 
-// family is what the kinds have in common.
+// family is a family of any kind: what is known about it, and the reads that its kinds have in common.
 type family struct {
-	*kind
-	client  *Client
-	path    string
+	traits
+	client *Client
+	path   string // NAMESPACE/FAMILY
+
+	latest       atomic.Pointer[description] // the last one of any home: partitions and settings
+	descriptions sync.Map                    // by home
+
+	// of a cached family: the function of ReadRow; and functions that read a row and seed its counter, by id and ticket
 	readRow atomic.Pointer[func(ctx context.Context, id string) (int64, error)]
-	seeds   sync.Map // by id and ticket: functions that read a row and seed its counter
-	later   later
-
-	latest atomic.Pointer[epoch] // the last one of any home: partitions and settings
-	epochs sync.Map              // by home
-
-	mu     sync.Mutex
-	queues map[uint32]*queue
+	seeds   sync.Map
 }
 
 // A FamilyOption is an option of a single family. It holds for all that the Client returns of the family.
 type FamilyOption func(*family)
 
-// epoch is a reply of family_epoch.
-type epoch struct {
-	now        string
+// description is a reply of family_epoch: the family, and the epoch of a home.
+type description struct {
+	epoch      string // that counting calls name
 	generation string // of requests
 	partitions uint32
 	settings
 	ids   *regexp.Regexp // matches the ids that can have a row
-	until time.Time
+	until time.Time      // after that Redis is asked again
 }
 
-// settings are those that clients need; times are in milliseconds.
+// settings are those of a family that clients need.
 type settings struct {
-	Wide       bool
+	Wide       bool     // a change of a buffered family may count in any partition
 	Labels     []string // of the windows of a series
 	Stripes    uint32   // of a page of an activity
-	Separator  string
-	IDs        string
-	IDsInWords string `json:"ids_in_words"`
+	Separator  string   // of the parts of an id
+	IDs        string   // a regular expression
+	IDsInWords string   `json:"ids_in_words"`
 }
 
-func (c *Client) family(kind *kind, id string, options []FamilyOption) (*family, error) {
+// openFamily returns a family and its writer, the same ones each time, and sets options of the family.
+func openFamily[T target](c *Client, k kind[T], id string, options []FamilyOption) (*family, *writer[T], error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f := c.families[kind.name+" "+id]
-	if f == nil {
-		f = &family{client: c, kind: kind, path: c.namespace + "/" + id, queues: map[uint32]*queue{}}
-		f.later.sums = map[string]*hit{}
+	key := k.traits().kindName + " " + id
+	w, isKnown := c.families[key].(*writer[T])
+	if !isKnown {
+		f := &family{traits: k.traits(), client: c, path: c.namespace + "/" + id}
 		if !name.MatchString(id) {
-			return nil, f.fail(ErrMisconfigured, "BADKEY", fmt.Errorf("the family's name does not match %s", name))
+			return nil, nil, f.fail(ErrMisconfigured, "BADKEY", fmt.Errorf("the family's name does not match %s", name))
 		}
-		c.families[kind.name+" "+id] = f
+		w = &writer[T]{family: f, kind: k, queues: map[uint32]*queue[T]{}}
+		w.sums.waiting = map[T]int64{}
+		c.families[key] = w
 	}
 	for _, option := range options {
-		option(f)
+		option(w.family)
 	}
-	return f, nil
+	return w.family, w, nil
 }
 
 func (f *family) fail(kind error, reason string, cause error) *Error {
@@ -81,7 +82,7 @@ func (f *family) failTemporarily(reason string, cause error) *Error {
 	return e
 }
 
-// check refuses an id, a name, a page or a visitor before anything is sent.
+// check refuses an id, a name, a page or a visitor that is empty or too long, or that is not text but should be.
 func (f *family) check(text string, most int, isText bool) error {
 	if text == "" || len(text) > most || isText && !utf8.ValidString(text) {
 		return f.fail(ErrNotCounted, "BADID", fmt.Errorf("%.40q: expected UTF-8 of 1 to %d bytes", text, most))
@@ -90,11 +91,11 @@ func (f *family) check(text string, most int, isText bool) error {
 }
 
 // checkRow refuses an id, a name or a page that can have no row.
-func (f *family) checkRow(e *epoch, id string) error {
-	if e.ids.MatchString(id) {
+func (f *family) checkRow(d *description, id string) error {
+	if d.ids.MatchString(id) {
 		return nil
 	}
-	return f.fail(ErrNotCounted, "BADID", fmt.Errorf("%q can have no row, expected %s", id, e.IDsInWords))
+	return f.fail(ErrNotCounted, "BADID", fmt.Errorf("%q can have no row, expected %s", id, d.IDsInWords))
 }
 
 func (f *family) keys(partition uint32, names ...string) []string {
@@ -105,7 +106,7 @@ func (f *family) keys(partition uint32, names ...string) []string {
 	return keys
 }
 
-// home returns the partition whose memory has the callers of this partition.
+// home returns the partition that remembers the callers of calls in this one.
 func (f *family) home(partition uint32) uint32 {
 	if f.client.isCluster {
 		return partition
@@ -115,39 +116,39 @@ func (f *family) home(partition uint32) uint32 {
 
 func crc(text string) uint32 { return crc32.ChecksumIEEE([]byte(text)) }
 
-func (e *epoch) partitionOf(id string) uint32 { return crc(id) % e.partitions }
+func (d *description) partitionOf(id string) uint32 { return crc(id) % d.partitions }
 
-func (e *epoch) placeOf(it *item) uint32 { return e.partitionOf(it.id) }
-
-// describe returns the last epoch of any home, whose partitions are compared again before a call is sent.
-func (f *family) describe(ctx context.Context) (*epoch, error) {
+// known returns the last description of any home, which may be out of date. The number of partitions is compared again before a
+// call is sent.
+func (f *family) known(ctx context.Context) (*description, error) {
 	if latest := f.latest.Load(); latest != nil {
 		return latest, nil
 	}
-	return f.ask(ctx, 0)
+	return f.describe(ctx, 0)
 }
 
-// askFor returns the epoch to read a counter with.
-func (f *family) askFor(ctx context.Context, id string) (*epoch, error) {
+// described checks an id, a name or a page, and returns the description to read it with.
+func (f *family) described(ctx context.Context, id string) (*description, error) {
 	if err := f.check(id, f.maxID, true); err != nil {
 		return nil, err
 	}
-	e, err := f.ask(ctx, 0)
+	d, err := f.describe(ctx, 0)
 	if err == nil {
-		err = f.checkRow(e, id)
+		err = f.checkRow(d, id)
 	}
-	return e, err
+	return d, err
 }
 
-// ask returns the epoch of a home, for new calls: the server was asked less than 30 s ago.
-func (f *family) ask(ctx context.Context, home uint32) (*epoch, error) {
-	if known, isKnown := f.epochs.Load(home); isKnown && time.Now().Before(known.(*epoch).until) {
-		return known.(*epoch), nil
+// describe returns the description that new calls at a home are made with: Redis was asked for it less than 30 s ago.
+func (f *family) describe(ctx context.Context, home uint32) (*description, error) {
+	if known, isKnown := f.descriptions.Load(home); isKnown && time.Now().Before(known.(*description).until) {
+		return known.(*description), nil
 	}
-	return f.askRedis(ctx, home)
+	return f.ask(ctx, home)
 }
 
-func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
+// ask asks Redis for the family. If Redis does not know it the daemon has some time to configure it.
+func (f *family) ask(ctx context.Context, home uint32) (*description, error) {
 	latest, partitions := f.latest.Load(), ""
 	if latest != nil {
 		partitions = fmt.Sprint(latest.partitions)
@@ -158,34 +159,34 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 	keys := f.epochKeys(home)
 	for start := time.Now(); ; {
 		asked := time.Now()
-		words, err := f.reply(ctx, home, "family_epoch", keys, f.name, partitions, "", "")
+		words, err := f.reply(ctx, home, "family_epoch", keys, f.kindName, partitions, "", "")
 		switch {
 		case err != nil:
 			return nil, err
 		case words[0] == "OK":
-			e := &epoch{now: words[1].(string), generation: words[2].(string), until: asked.Add(30 * time.Second)}
-			e.partitions = uint32(number(words[4]))
-			err := json.Unmarshal([]byte(words[5].(string)), &e.settings)
+			d := &description{epoch: words[1].(string), generation: words[2].(string), until: asked.Add(30 * time.Second)}
+			d.partitions = uint32(number(words[4]))
+			err := json.Unmarshal([]byte(words[5].(string)), &d.settings)
 			if err == nil {
-				e.ids, err = regexp.Compile(`\A(?:` + e.IDs + `)\z`)
+				d.ids, err = regexp.Compile(`\A(?:` + d.IDs + `)\z`)
 			}
 			if err != nil {
 				return nil, f.fail(ErrMisconfigured, "settings", err)
 			}
-			f.epochs.Store(home, e)
-			f.latest.Store(e)
-			return e, nil
-		case words[0] == "MISMATCH": // it is another family now
+			f.descriptions.Store(home, d)
+			f.latest.Store(d)
+			return d, nil
+		case words[0] == "MISMATCH": // it was configured anew, as another kind or with other partitions
 			f.latest.Store(nil)
-			f.epochs.Delete(home)
-			if words[1] != f.name {
-				return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("%s is %s, not %s", f.path, words[1], f.name))
+			f.descriptions.Delete(home)
+			if words[1] != f.kindName {
+				return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("%s is %s, not %s", f.path, words[1], f.kindName))
 			}
 			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("it has %v partitions now", words[2]))
-		case len(words) > 1 && words[1] != "":
-			e := f.fail(ErrMisconfigured, "UNCONFIGURED", fmt.Errorf("the daemon refuses %s: %s", f.path, words[1]))
-			e.isTemporary = true
-			return nil, e
+		case len(words) > 1 && words[1] != "": // UNCONFIGURED, with a reason
+			refused := f.fail(ErrMisconfigured, "UNCONFIGURED", fmt.Errorf("the daemon refuses %s: %s", f.path, words[1]))
+			refused.isTemporary = true
+			return nil, refused
 		}
 		why := f.announce(ctx)
 		if time.Since(start)+wantedEvery > configuredWithin || time.Until(limitOf(ctx)) < wantedEvery {
@@ -199,21 +200,21 @@ func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 	}
 }
 
-// configuration is the name of what configures a family at a home, beside the names of servers.
+// configuration names the daemon's part in an outage: a family that is not configured at a home.
 func (f *family) configuration(home uint32) string {
 	return fmt.Sprint("configuration of ", f.path, "/", home)
 }
 
-// isConfigured announces the family and asks for it once, and returns true if calls should ask again.
+// isConfigured announces the family and asks for it once. It returns true if there is a reply that calls should see.
 func (f *family) isConfigured(ctx context.Context, home uint32) bool {
 	if f.announce(ctx) != nil {
 		return false
 	}
-	words, err := f.reply(ctx, home, "family_epoch", f.epochKeys(home), f.name, "", "", "")
+	words, err := f.reply(ctx, home, "family_epoch", f.epochKeys(home), f.kindName, "", "", "")
 	return err == nil && (words[0] != "UNCONFIGURED" || len(words) > 1 && words[1] != "")
 }
 
-// unconfigured returns the error of a family that no daemon has configured, with what else is known.
+// unconfigured returns the error of a family that no daemon has configured. The cause why, which may be nil, follows.
 func (f *family) unconfigured(why error) *Error {
 	missing := fmt.Errorf("no daemon has configured %s: declare it in counterfoil.toml, and run the daemon", f.path)
 	if why != nil {
@@ -228,13 +229,13 @@ func (f *family) epochKeys(home uint32) []string {
 }
 
 const (
-	// configuredWithin is how long a daemon may take.
+	// configuredWithin is how long a daemon may take to configure a family.
 	configuredWithin = 3 * time.Second
-	// wantedEvery is how often the daemon takes what is wanted.
+	// wantedEvery is how often a daemon reads which families are announced.
 	wantedEvery = 200 * time.Millisecond
 )
 
-// announce announces the family to the daemon, which may know it. It returns why that failed.
+// announce announces the family to the daemon, which configures it if counterfoil.toml declares it. It returns why that failed.
 func (f *family) announce(ctx context.Context) error {
 	words, err := f.reply(ctx, 0, "family_want", []string{"cf1:wanted"}, f.path)
 	if err == nil && words[0] != "OK" {

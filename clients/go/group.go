@@ -12,141 +12,97 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/counterfoil/counterfoil-go/internal/memory"
 )
 
-// kind is what differs between the kinds of families.
-type kind struct {
-	name, script string
-	maxID, limit int      // bytes of an id, and items of a call
-	keys         []string // of each partition in a call
-	homeKeys     []string // before these, at the home
-	spans        bool     // one call may count in several partitions of a standalone server
-	hasTotals    bool     // the reply OK has a total before the words of each partition
-	hasRefusals  bool     // the reply DUP is a text such as "3:FULL 7:RANGE": the words of the third and the seventh item
-	sharesWords  bool     // items of a place have one word in the reply
-	// place returns the partition of an item.
-	place func(e *epoch, it *item) uint32
-	// head returns the arguments before those of the partitions.
-	head func(f *family, e *epoch, requests int) []any
-	// encode adds the items of a partition to a call.
-	encode func(f *family, e *epoch, items []*item, r *request)
+// writer counts the changes of a family. T is the type of their targets. Changes that arrive while calls are in flight share the
+// next call (group commit).
+type writer[T target] struct {
+	*family
+	kind kind[T]
+	sums sums[T]
+
+	mu     sync.Mutex
+	queues map[uint32]*queue[T] // by partition or, where a call spans partitions, by home
 }
 
-// target is what a hit counts in: a counter, a series or a page, or the visitors of a scope and a day.
-type target struct {
-	id, day string // the id of visitors is SCOPE, separator and DAY
-	visitor string
-	at      string // of a series, in Unix milliseconds; "" for now
+// change is a change of a target by a number: a sum, or of Cached.Set the new value.
+type change[T target] struct {
+	target T
+	n      int64
 }
 
-// key is different for all targets of a family.
-func (t target) key() string {
-	if rest := t.day + t.at + t.visitor; rest != "" {
-		return strconv.Itoa(len(t.id)) + " " + t.id + rest
-	}
-	return t.id
+// entry is a change in a queue.
+type entry[T target] struct {
+	change[T]
+	*submission
+	known     *description // that the partition was chosen with; its keys are made with it too, as settings may change meanwhile
+	partition uint32
+	state     atomic.Int32
+	Result    // once it is settled
 }
 
-// name returns the id of the target.
-func (t target) name(separator string) string {
-	if t.day == "" {
-		return t.id
-	}
-	return t.id + separator + t.day
-}
-
-// hit is one change.
-type hit struct {
-	target
-	n              int64
-	change         string // of a cached counter, in place of n
-	request, epoch string // its name, and the generation that is stored with it
-}
-
-func (h hit) inMemory(id string) memory.Hit {
-	at := time.Now()
-	if h.at != "" {
-		at = time.UnixMilli(number(h.at))
-	}
-	return memory.Hit{ID: id, Visitor: h.visitor, Change: h.change, Request: h.request, Epoch: h.epoch, N: h.n, At: at}
-}
-
-// item is a hit on its way.
-type item struct {
-	hit
-	*share
-	partition, partitions uint32
-	place                 string // STRIPE:PAGE of an activity
-	state                 atomic.Int32
-	Result                // once it is settled
-}
-
-// The states of an item.
+// The states of an entry.
 const (
 	waiting int32 = iota
 	taken         // by a call
 	settled
 )
 
-// share is what one goroutine counts at a time.
-type share struct {
-	ctx   context.Context // does not end
-	until time.Time       // its limit
-	open  atomic.Int32
-	done  chan struct{} // is closed when nothing is open
+// submission is the entries that one goroutine waits for.
+type submission struct {
+	ctx      context.Context // has the values of the caller's, and does not end
+	deadline time.Time
+	open     atomic.Int32  // entries that are not settled, and one more until all are in their queues
+	done     chan struct{} // is closed when nothing is open
 }
 
-func (s *share) add() { s.open.Add(1) }
+func (s *submission) add() { s.open.Add(1) }
 
-func (s *share) finish() {
+func (s *submission) finish() {
 	if s.open.Add(-1) == 0 {
 		close(s.done)
 	}
 }
 
-func (it *item) settle(r Result) {
-	it.Result = r
-	it.state.Store(settled)
-	it.finish()
+func (e *entry[T]) settle(r Result) {
+	e.Result = r
+	e.state.Store(settled)
+	e.finish()
 }
 
-// count counts hits and returns their outcomes. If ctx ends, what is not sent yet is not counted.
-func (f *family) count(ctx context.Context, hits ...hit) []Result {
-	ctx = limitTo(ctx, f.client.retryFor())
-	e, err := f.describe(ctx)
+// count counts changes and returns the result of each. If ctx ends, what is not sent yet is not counted.
+func (w *writer[T]) count(ctx context.Context, changes ...change[T]) []Result {
+	ctx = limitTo(ctx, w.client.retryFor())
+	d, err := w.known(ctx)
 	if ctx.Err() != nil {
-		err = cmp.Or(err, error(f.ended(ctx)))
+		err = cmp.Or(err, error(w.ended(ctx)))
 	}
-	if e := f.closed(); e != nil {
-		err = e
+	if closed := w.closed(); closed != nil {
+		err = closed
 	}
-	own := &share{ctx: context.WithoutCancel(ctx), until: limitOf(ctx), done: make(chan struct{})}
+	own := &submission{ctx: context.WithoutCancel(ctx), deadline: limitOf(ctx), done: make(chan struct{})}
 	own.add()
-	queues := map[*queue][]*item{}
-	items, results := make([]item, len(hits)), make([]Result, len(hits))
-	for i, h := range hits {
-		it := &items[i]
-		it.hit, it.share = h, own
-		if err == nil {
-			it.id, it.day = h.name(e.Separator), ""
-		}
-		if results[i].Err = f.refuse(it, e, err); results[i].Err != nil {
-			it.state.Store(taken)
+	queues := map[*queue[T]][]*entry[T]{}
+	entries, results := make([]entry[T], len(changes)), make([]Result, len(changes))
+	for i := range changes {
+		e := &entries[i]
+		e.change, e.submission = changes[i], own
+		if results[i].Err = w.admit(e, d, err); results[i].Err != nil {
+			e.state.Store(taken)
 			continue
 		}
 		own.add()
-		if f.client.memory != nil {
-			it.settle(f.resultOf(f.client.memory.Count(f.path, h.inMemory(it.id))))
+		if w.client.memory != nil {
+			e.settle(w.countInMemory(e))
 			continue
 		}
-		q := f.queue(it)
-		queues[q] = append(queues[q], it)
+		q := w.queue(e)
+		queues[q] = append(queues[q], e)
 	}
-	for q, items := range queues {
-		c := q.add(items)
-		if c != nil && (len(queues) > 1 || ctx.Done() != nil || q.next(c)) { // a single call is made here if nothing cancels it
+	for q, some := range queues {
+		c := q.add(some)
+		// a single call that nothing cancels needs no goroutine of its own
+		if c != nil && (len(queues) > 1 || ctx.Done() != nil || q.next(c)) {
 			go q.work(c)
 		}
 	}
@@ -154,47 +110,58 @@ func (f *family) count(ctx context.Context, hits ...hit) []Result {
 	select {
 	case <-own.done:
 	case <-ctx.Done():
-		for i := range items {
-			if items[i].state.CompareAndSwap(waiting, taken) {
-				items[i].settle(Result{Err: f.ended(ctx)})
+		for i := range entries {
+			if entries[i].state.CompareAndSwap(waiting, taken) {
+				entries[i].settle(Result{Err: w.ended(ctx)})
 			}
 		}
 		if isOver(ctx) {
 			<-own.done // the calls end as well, with a more exact error
 		}
 	}
-	for i := range items {
+	for i := range entries {
 		switch {
 		case results[i].Err != nil:
-		case items[i].state.Load() == settled:
-			results[i] = items[i].Result
+		case entries[i].state.Load() == settled:
+			results[i] = entries[i].Result
 		default:
-			results[i].Err = f.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
+			results[i].Err = w.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
 		}
 	}
 	return results
 }
 
-// refuse returns why an item cannot be sent: because of its id, of an error, or of an outage. It sets its partition.
-func (f *family) refuse(it *item, e *epoch, err error) error {
-	if err = cmp.Or(f.check(it.id, f.maxID, true), err); err != nil {
+// admit chooses the partition of an entry. It returns why the entry cannot be sent: because of its id, of err, or of an outage.
+func (w *writer[T]) admit(e *entry[T], d *description, err error) error {
+	if err != nil {
+		return cmp.Or(w.check(e.target.given(), w.maxID, true), err)
+	}
+	id := e.target.rowID(d.Separator)
+	if err := w.check(id, w.maxID, true); err != nil {
 		return err
 	}
-	if err = f.checkRow(e, it.id); err != nil {
+	if err := w.checkRow(d, id); err != nil {
 		return err
 	}
-	it.partition, it.partitions = f.place(e, it), e.partitions
-	if e := f.down(f.serverOf(f.home(it.partition))); e != nil {
-		return e
+	e.known, e.partition = d, e.target.partition(d)
+	if outage := w.down(w.serverOf(w.home(e.partition))); outage != nil {
+		return outage
 	}
 	return nil
 }
 
-// countAnew counts a hit, again if the family has changed in Redis: it may belong to another partition then.
-func (f *family) countAnew(ctx context.Context, h hit) Result {
-	ctx = limitTo(ctx, f.client.retryFor())
+// countInMemory counts an entry in package counterfoiltest.
+func (w *writer[T]) countInMemory(e *entry[T]) Result {
+	hit := e.target.inMemory(e.n)
+	hit.ID, hit.At = e.target.rowID(e.known.Separator), cmp.Or(hit.At, time.Now())
+	return w.resultOf(w.client.memory.Count(w.path, hit))
+}
+
+// countAnew counts a change. If the family has changed in Redis it counts it again: the change may belong to another partition.
+func (w *writer[T]) countAnew(ctx context.Context, target T, n int64) Result {
+	ctx = limitTo(ctx, w.client.retryFor())
 	for attempt := 0; ; attempt++ {
-		result := f.count(ctx, h)[0]
+		result := w.count(ctx, change[T]{target, n})[0]
 		e, isError := result.Err.(*Error)
 		if !isError || e.Kind != ErrNotCounted || e.Reason != "MISMATCH" || attempt == rounds {
 			return result
@@ -202,14 +169,14 @@ func (f *family) countAnew(ctx context.Context, h hit) Result {
 	}
 }
 
-// queue has two calls in flight: Redis executes one while the callers of the other take its results and count again. What
-// arrives meanwhile shares the next one.
-type queue struct {
-	family *family
+// queue has two calls in flight: Redis executes one while the goroutines of the other take their results and count again. What
+// arrives meanwhile shares the next call.
+type queue[T target] struct {
+	writer *writer[T]
 	home   uint32
 
 	mu      sync.Mutex
-	waiting []*item
+	waiting []*entry[T]
 	idle    []*caller // those without a call in flight
 }
 
@@ -219,27 +186,27 @@ type caller struct {
 	n    int64
 }
 
-// queue returns the queue of an item.
-func (f *family) queue(it *item) *queue {
-	home, key := f.home(it.partition), it.partition
-	if f.spans {
+// queue returns the queue of an entry.
+func (w *writer[T]) queue(e *entry[T]) *queue[T] {
+	home, key := w.home(e.partition), e.partition
+	if w.spansPartitions {
 		key = home
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	q := f.queues[key]
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q := w.queues[key]
 	if q == nil {
-		q = &queue{family: f, home: home, idle: []*caller{{}, {}}}
-		f.queues[key] = q
+		q = &queue[T]{writer: w, home: home, idle: []*caller{{}, {}}}
+		w.queues[key] = q
 	}
 	return q
 }
 
-// add adds items, and returns a caller to make calls with if there is an idle one.
-func (q *queue) add(items []*item) *caller {
+// add adds entries. It returns a caller that is idle, if there is one, which then makes calls.
+func (q *queue[T]) add(entries []*entry[T]) *caller {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.waiting = append(q.waiting, items...)
+	q.waiting = append(q.waiting, entries...)
 	if len(q.idle) == 0 {
 		return nil
 	}
@@ -249,25 +216,25 @@ func (q *queue) add(items []*item) *caller {
 }
 
 // work makes calls until nothing is waiting.
-func (q *queue) work(c *caller) {
+func (q *queue[T]) work(c *caller) {
 	for q.next(c) {
 	}
 }
 
 // next makes a call, and returns false if nothing else is waiting: the caller is idle again.
-func (q *queue) next(c *caller) bool {
+func (q *queue[T]) next(c *caller) bool {
 	q.mu.Lock()
-	end := min(len(q.waiting), q.family.limit)
-	items := slices.DeleteFunc(q.waiting[:end], func(it *item) bool { return it.state.Load() != waiting })
+	end := min(len(q.waiting), q.writer.limit)
+	entries := slices.DeleteFunc(q.waiting[:end], func(e *entry[T]) bool { return e.state.Load() != waiting })
 	q.waiting = q.waiting[end:]
 	q.mu.Unlock()
-	if len(items) > 0 {
-		first := slices.MinFunc(items, func(a, b *item) int { return a.until.Compare(b.until) })
-		ctx, cancel := limited(first.ctx, q.family.client.retryFor())
+	if len(entries) > 0 {
+		first := slices.MinFunc(entries, func(a, b *entry[T]) int { return a.deadline.Compare(b.deadline) })
+		ctx, cancel := limited(first.ctx, q.writer.client.retryFor())
 		defer cancel()
-		q.call(ctx, c, items)
+		q.commit(ctx, c, entries)
 	}
-	if end > 1 { // the callers first add what they count next, so that the next call has more of it
+	if end > 1 { // their goroutines first add what they count next, so that more of it shares the next call
 		runtime.Gosched()
 	}
 	q.mu.Lock()
@@ -278,100 +245,109 @@ func (q *queue) next(c *caller) bool {
 	return len(q.waiting) > 0
 }
 
-// call settles items, those whose callers have not left.
-func (q *queue) call(ctx context.Context, c *caller, items []*item) {
-	f := q.family
-	e, err := f.ask(ctx, q.home)
-	batch := make([]*item, 0, len(items))
-	for _, it := range items {
+// commit settles entries by a call, but for those whose goroutines wait no more.
+func (q *queue[T]) commit(ctx context.Context, c *caller, entries []*entry[T]) {
+	w := q.writer
+	d, err := w.describe(ctx, q.home)
+	own := make([]*entry[T], 0, len(entries))
+	for _, e := range entries {
 		switch {
-		case !it.state.CompareAndSwap(waiting, taken):
+		case !e.state.CompareAndSwap(waiting, taken):
 		case err != nil:
-			it.settle(Result{Err: err})
-		case it.partitions != e.partitions:
-			f.epochs.Delete(q.home)
-			it.settle(Result{Err: f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("it has %d partitions now", e.partitions))})
+			e.settle(Result{Err: err})
+		case e.known.partitions != d.partitions:
+			w.descriptions.Delete(q.home)
+			e.settle(Result{Err: w.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("it has %d partitions now", d.partitions))})
 		default:
-			batch = append(batch, it)
+			own = append(own, e)
 		}
 	}
-	if len(batch) > 0 {
-		q.send(ctx, c, e, batch)
+	if len(own) > 0 {
+		q.send(ctx, c, newBatch(d, own))
 	}
 }
 
-// send makes the caller's next call, for a batch, and settles it.
-func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
-	f := q.family
+// send makes the caller's next call, for a batch, and settles its entries. Their goroutines get:
+//
+//	reply                  if each send has its reply          if a reply was lost
+//	OK, DUP                the result of the entry's word      the result of the entry's word
+//	EXPIRED                the result of another call          ErrOutcomeUnknown
+//	MISMATCH               ErrNotCounted, see countAnew        ErrOutcomeUnknown
+//	PASSED and any other   ErrOutcomeUnknown                   ErrOutcomeUnknown
+//	WRONGTYPE, BADSTATE    the result of a call of its own     ErrOutcomeUnknown
+//	or BADARG for several
+//	any other error        the error of execute                the error of execute
+//
+// The results of words:
+//
+//	a number               counted: what is pending, the new value, or 1; 0 for a visitor who was there before
+//	none                   counted, but the reply with the number was lost: Known is false
+//	BEFORE:WORD            the result of WORD: an earlier call has counted the request
+//	EXPIRED                ErrOutcomeUnknown: Redis may have forgotten the request
+//	MISS:TICKET            the result of another call, after the counter is seeded
+//	RANGE:VALUE            ErrNotCounted with the value of the counter
+//	NOCALENDAR             ErrNotCounted, and Later keeps its sum
+//	FULL, RANGE, BADID...  ErrNotCounted
+func (q *queue[T]) send(ctx context.Context, c *caller, b *batch[T]) {
+	w := q.writer
 	c.step()
-	r := &request{script: f.script, home: q.home, isCounting: true, keys: f.keys(q.home, "calls", "calls_before")}
-	r.args = append(r.args, c.name, c.n, e.now, r)
-	r.keys = append(r.keys, f.keys(q.home, f.homeKeys...)...)
-	sorted, requests := groups(batch, func(it *item) uint32 { return it.partition }), []any{}
-	for i, it := range batch {
-		if it.request != "" {
-			requests = append(requests, i+1, it.request, cmp.Or(it.epoch, e.generation))
-		}
-	}
-	r.args = append(r.args, f.head(f, e, len(requests)/3)...)
-	for _, items := range sorted {
-		r.keys = append(r.keys, f.keys(items[0].partition, f.kind.keys...)...)
-		f.encode(f, e, items, r)
-	}
-	if r.args = append(r.args, requests...); len(requests) > 0 {
-		r.keys = append(r.keys, f.keys(q.home, "requests", "requests_before")...)
-	}
-	words, err := f.call(ctx, r)
+	call := &scriptCall{family: w.family, script: w.script, home: q.home, isCounting: true}
+	call.addKeys(q.home, "calls", "calls_before")
+	call.addArgs(c.name, c.n, b.epoch, call)
+	w.kind.write(call, b)
+	reply, err := w.execute(ctx, call)
 	status := ""
 	if err == nil {
-		status = words[0].(string)
-		err = f.fail(ErrOutcomeUnknown, status, nil)
+		status = reply[0].(string)
+		err = w.fail(ErrOutcomeUnknown, status, nil)
 	}
 	if status == "OK" || status == "DUP" {
-		for i, word := range f.words(words, batch) {
-			if word == "EXPIRED" {
-				f.epochs.Delete(q.home) // there is another generation
+		words := w.kind.words(reply, b)
+		for i, e := range b.entries {
+			if words[i] == "EXPIRED" {
+				w.descriptions.Delete(q.home) // Redis has another generation
 			}
-			batch[i].settle(f.resultOf(word))
+			e.settle(w.resultOf(words[i]))
 		}
 		return
 	}
 	c.name = "" // another process may have it
-	isOnly, failure := r.sent.Load() > 0 && r.lost() == 0, err.(*Error)
 	switch status {
 	case "MISMATCH":
-		f.latest.Store(nil)
-		f.epochs.Delete(q.home)
+		w.latest.Store(nil)
+		w.descriptions.Delete(q.home)
 	case "EXPIRED":
-		f.epochs.Delete(q.home)
+		w.descriptions.Delete(q.home)
 	}
+	// if each send has its reply, none of them was executed
+	isAnswered, failure := call.sent.Load() > 0 && call.lost() == 0, err.(*Error)
 	switch {
-	case isOnly && status == "EXPIRED":
-		q.again(ctx, c, batch)
-	case isOnly && status == "MISMATCH":
-		for _, it := range batch {
-			it.settle(Result{Err: f.failTemporarily(status, nil)})
+	case isAnswered && status == "EXPIRED":
+		q.again(ctx, c, b.entries)
+	case isAnswered && status == "MISMATCH":
+		for _, e := range b.entries {
+			e.settle(Result{Err: w.failTemporarily(status, nil)})
 		}
-	case len(batch) > 1 && failure.Kind != ErrOutcomeUnknown && in(ofOne, failure.Reason):
-		for i := range batch { // perhaps because of a single item
-			q.again(ctx, c, batch[i:i+1])
+	case len(b.entries) > 1 && failure.Kind != ErrOutcomeUnknown && in(ofOne, failure.Reason):
+		for i := range b.entries { // perhaps Redis refuses only one of them
+			q.again(ctx, c, b.entries[i:i+1])
 		}
 	default:
-		for _, it := range batch {
-			it.settle(Result{Err: err})
+		for _, e := range b.entries {
+			e.settle(Result{Err: err})
 		}
 	}
 }
 
-// again settles items of a call that counted nothing, with a new one.
-func (q *queue) again(ctx context.Context, c *caller, items []*item) {
-	for _, it := range items {
-		it.state.Store(waiting)
+// again settles the entries of a call that counted nothing, by another call.
+func (q *queue[T]) again(ctx context.Context, c *caller, entries []*entry[T]) {
+	for _, e := range entries {
+		e.state.Store(waiting)
 	}
-	q.call(ctx, c, items)
+	q.commit(ctx, c, entries)
 }
 
-// resultOf reads the word of an item: a number, or why it was not counted, or nil if it was counted and nothing else is known.
+// resultOf returns the result of an entry's word, or of the word of cached_get.
 func (f *family) resultOf(word any) Result {
 	if word == nil {
 		return Result{}
@@ -381,70 +357,21 @@ func (f *family) resultOf(word any) Result {
 		return Result{Pending: Pending{value, true}}
 	}
 	reason, rest, _ := strings.Cut(text, ":")
-	switch reason {
-	case "BEFORE": // of a request that was counted before
+	if reason == "BEFORE" {
 		before := f.resultOf(rest)
 		before.isBefore = true
 		return before
-	case "EXPIRED":
+	}
+	if reason == "EXPIRED" {
 		return Result{Err: f.fail(ErrOutcomeUnknown, reason, errors.New("Redis may have forgotten the request"))}
 	}
-	e := f.fail(ErrNotCounted, reason, nil)
-	e.isTemporary = reason == noCalendar
+	refused := f.fail(ErrNotCounted, reason, nil)
+	refused.isTemporary = reason == noCalendar
 	if value, err := strconv.ParseInt(rest, 10, 64); err == nil && reason == "RANGE" {
-		e.Value, e.cause = &value, fmt.Errorf("the value is %d, and would leave its bounds", value)
+		refused.Value, refused.cause = &value, fmt.Errorf("the value is %d, and would leave its bounds", value)
 	}
-	return Result{Err: e, word: text}
-}
-
-// words returns the word of each item in a reply, OK or DUP, and nil where the reply does not have it.
-func (f *family) words(reply []any, batch []*item) []any {
-	at, count := make([]int, len(batch)), 0 // which word is that of an item
-	var words []any
-	rest := reply[1:]
-	for i, it := range batch {
-		isNew := i == 0 || it.partition != batch[i-1].partition
-		if i > 0 && (isNew || !f.sharesWords || it.place != batch[i-1].place) {
-			count++
-		}
-		at[i] = count
-		if reply[0] == "DUP" || count < len(words) {
-			continue
-		}
-		if f.hasTotals && isNew {
-			rest = rest[1:]
-		}
-		if len(rest) > 0 {
-			words, rest = append(words, rest[0]), rest[1:]
-		}
+	if reason == "MISS" {
+		return Result{Err: refused, ticket: rest}
 	}
-	if reply[0] == "DUP" {
-		words = make([]any, count+1)
-		for at, word := range strings.Fields(fmt.Sprintln(rest...)) {
-			if number, refusal, _ := strings.Cut(word, ":"); f.hasRefusals {
-				at, _ = strconv.Atoi(number)
-				at, word = at-1, refusal
-			}
-			words[at] = word
-		}
-	}
-	all := make([]any, len(batch))
-	for i := range batch {
-		if at[i] < len(words) {
-			all[i] = words[at[i]]
-		}
-	}
-	return all
-}
-
-// groups sorts items by a key and returns those with the same one together.
-func groups[K cmp.Ordered](items []*item, key func(*item) K) (all [][]*item) {
-	slices.SortStableFunc(items, func(a, b *item) int { return cmp.Compare(key(a), key(b)) })
-	start := 0
-	for i := range items {
-		if i+1 == len(items) || key(items[i+1]) != key(items[i]) {
-			all, start = append(all, items[start:i+1]), i+1
-		}
-	}
-	return all
+	return Result{Err: refused}
 }

@@ -10,24 +10,24 @@ import (
 
 const (
 	maxLater = 100_000
-	// keptFor is when sums are sent again that Redis did not take.
+	// keptFor is the time until kept sums are sent again.
 	keptFor = time.Second
 )
 
-// later sums in the process. One pass at a time sends the sums.
-type later struct {
-	pass sync.Mutex
+// sums are what Later took in a family, and what is not counted yet.
+type sums[T target] struct {
+	pass sync.Mutex // of the goroutine that sends sums: one at a time
 
 	mu        sync.Mutex
-	sums      map[string]*hit
-	sending   int         // sums of the current pass
+	waiting   map[T]int64
+	sending   int         // the number of sums in the current pass
 	next      *time.Timer // begins the next pass
-	lost      error       // the first one since the last flush
-	dropped   dropped     // what is not logged yet
-	isWaiting bool        // the last pass has kept sums
+	lost      error       // of the first sum that was dropped since the last flush
+	dropped   dropped
+	isWaiting bool // the last pass has kept sums, which is logged
 }
 
-// dropped are sums that nobody else is told of.
+// dropped are sums that were dropped without a call of OnError, and are not logged yet.
 type dropped struct {
 	sums   int
 	number int64
@@ -35,193 +35,199 @@ type dropped struct {
 }
 
 // addLater adds to a sum in the process.
-func (f *family) addLater(t target, n int64) error {
-	latest := f.latest.Load()
-	err := f.check(t.id, f.maxID, true)
+func (w *writer[T]) addLater(t T, n int64) error {
+	latest := w.latest.Load()
+	err := w.check(t.given(), w.maxID, true)
 	if err == nil && latest != nil {
-		err = f.checkRow(latest, t.name(latest.Separator))
+		err = w.checkRow(latest, t.rowID(latest.Separator))
 	}
 	if err != nil {
 		return err
 	}
-	l := &f.later
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if f.client.isClosing.Load() {
-		return f.errClosed()
+	s := &w.sums
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w.client.isClosing.Load() {
+		return w.errClosed()
 	}
-	if reason := l.add(t, n); reason != "" {
-		return f.fail(ErrNotCounted, reason, nil)
+	if reason := s.add(t, n); reason != "" {
+		return w.fail(ErrNotCounted, reason, nil)
 	}
-	if l.next == nil {
-		f.sendIn(f.client.options.LaterEvery)
+	if s.next == nil {
+		w.sendIn(w.client.options.LaterEvery)
 	}
 	return nil
 }
 
-// add returns why the sum is not taken: there are too many, or it would be beyond i64.
-func (l *later) add(t target, n int64) string {
-	key := t.key()
-	sum := l.sums[key]
+// add adds to a sum. It returns why it does not: there are too many sums, or this one would not fit into 64 bits.
+func (s *sums[T]) add(t T, n int64) string {
+	sum, isKnown := s.waiting[t]
 	switch {
-	case sum == nil && len(l.sums)+l.sending >= maxLater:
+	case !isKnown && len(s.waiting)+s.sending >= maxLater:
 		return "BUSY"
-	case sum == nil:
-		l.sums[key] = &hit{target: t, n: n}
-	case (sum.n+n < sum.n) != (n < 0):
+	case (sum+n < sum) != (n < 0):
 		return "RANGE"
-	default:
-		sum.n += n
 	}
+	s.waiting[t] = sum + n
 	return ""
 }
 
-// sendIn begins the next pass in a while.
-func (f *family) sendIn(pause time.Duration) {
-	if f.later.next != nil {
-		f.later.next.Stop()
+// sendIn begins the next pass after a pause.
+func (w *writer[T]) sendIn(pause time.Duration) {
+	if w.sums.next != nil {
+		w.sums.next.Stop()
 	}
-	f.later.next = time.AfterFunc(pause, func() { _ = f.sendSums(context.Background()) })
+	w.sums.next = time.AfterFunc(pause, func() { _ = w.sendSums(context.Background()) })
 }
 
-func (f *family) flush(ctx context.Context) error {
-	if e := f.closed(); e != nil {
+// flusher is a family of any kind, as Flush and Close of the client use it.
+type flusher interface {
+	flush(ctx context.Context) error
+	drain(ctx context.Context) error
+	dropSums(ctx context.Context) error
+}
+
+// flush sends all sums, and returns the first error since the last flush, or why some are kept.
+func (w *writer[T]) flush(ctx context.Context) error {
+	if e := w.closed(); e != nil {
 		return e
 	}
-	kept := f.drain(limitTo(ctx, f.client.options.RetryFor))
-	return cmp.Or(f.later.takeLost(), kept)
+	kept := w.drain(limitTo(ctx, w.client.options.RetryFor))
+	return cmp.Or(w.sums.takeLost(), kept)
 }
 
 // drain sends all sums. Its error is why some are kept, or that their outcome is unknown when ctx ends.
-func (f *family) drain(ctx context.Context) error {
-	kept, err := within(ctx, func() (error, error) { return f.sendSums(context.WithoutCancel(ctx)), nil })
+func (w *writer[T]) drain(ctx context.Context) error {
+	kept, err := within(ctx, func() (error, error) { return w.sendSums(context.WithoutCancel(ctx)), nil })
 	if err != nil {
-		return f.fail(ErrOutcomeUnknown, "canceled", err)
+		return w.fail(ErrOutcomeUnknown, "canceled", err)
 	}
 	return kept
 }
 
 // dropSums sends the sums for the last time, and drops those that are kept.
-func (f *family) dropSums(ctx context.Context) error {
-	kept, _ := f.drain(ctx).(*Error)
+func (w *writer[T]) dropSums(ctx context.Context) error {
+	kept, _ := w.drain(ctx).(*Error)
 	if kept != nil && kept.Kind == ErrOutcomeUnknown { // some are being sent
 		return kept
 	}
 	if kept != nil {
-		for _, h := range f.later.take() {
-			f.drop(h, kept)
+		for _, sum := range w.sums.take() {
+			w.drop(sum, kept)
 		}
-		f.logDropped()
+		w.logDropped()
 	}
-	return f.later.takeLost()
+	return w.sums.takeLost()
 }
 
 // takeLost returns the error of the first sum that was dropped since the last call.
-func (l *later) takeLost() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	lost := l.lost
-	l.lost = nil
+func (s *sums[T]) takeLost() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lost := s.lost
+	s.lost = nil
 	return lost
 }
 
 // sendSums sends all sums. Its error is why some are kept for the next pass.
-func (f *family) sendSums(ctx context.Context) (kept error) {
-	l := &f.later
-	l.pass.Lock()
-	defer l.pass.Unlock()
-	defer f.logDropped()
-	if kept = f.cannotSend(); kept == nil {
-		kept = f.send(ctx, l.take())
+func (w *writer[T]) sendSums(ctx context.Context) (kept error) {
+	s := &w.sums
+	s.pass.Lock()
+	defer s.pass.Unlock()
+	defer w.logDropped()
+	if kept = w.cannotSend(); kept == nil {
+		kept = w.countSums(ctx, s.take())
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	isClosing := f.client.isClosing.Load()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	isClosing := w.client.isClosing.Load()
 	if kept != nil && !isClosing {
-		f.sendIn(keptFor)
+		w.sendIn(keptFor)
 	}
-	if kept != nil && !l.isWaiting && !isClosing {
-		slog.Warn("counterfoil: sums of Later are waiting", "family", f.path, "error", kept)
+	if kept != nil && !s.isWaiting && !isClosing {
+		slog.Warn("counterfoil: sums of Later are waiting", "family", w.path, "error", kept)
 	}
-	l.isWaiting = kept != nil
+	s.isWaiting = kept != nil
 	return kept
 }
 
-// cannotSend returns the error that all sums would get.
-func (f *family) cannotSend() error {
-	f.later.mu.Lock()
-	isEmpty := len(f.later.sums) == 0
-	f.later.mu.Unlock()
-	if isEmpty || f.client.isCluster {
+// cannotSend returns the error that all sums would get during an outage, or nil.
+func (w *writer[T]) cannotSend() error {
+	w.sums.mu.Lock()
+	isEmpty := len(w.sums.waiting) == 0
+	w.sums.mu.Unlock()
+	if isEmpty || w.client.isCluster {
 		return nil
 	}
-	if e := f.down(f.serverOf(0)); e != nil {
+	if e := w.down(w.serverOf(0)); e != nil {
 		return e
 	}
 	return nil
 }
 
-// send counts sums, some at a time, and returns why some are kept.
-func (f *family) send(ctx context.Context, hits []hit) (kept error) {
-	for len(hits) > 0 {
-		some := hits[:min(len(hits), 10*f.limit)]
-		hits = hits[len(some):]
-		for i, result := range f.count(limitTo(ctx, min(f.client.retryFor(), closeWithin)), some...) {
-			kept = cmp.Or(f.settle(some[i], result.Err), kept)
+// countSums counts sums, some at a time, and returns why some are kept.
+func (w *writer[T]) countSums(ctx context.Context, all []change[T]) (kept error) {
+	for len(all) > 0 {
+		some := all[:min(len(all), 10*w.limit)]
+		all = all[len(some):]
+		for i, result := range w.count(limitTo(ctx, min(w.client.retryFor(), closeWithin)), some...) {
+			kept = cmp.Or(w.keepOrDrop(some[i], result.Err), kept)
 		}
 	}
 	return kept
 }
 
 // take takes all sums.
-func (l *later) take() []hit {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	hits := make([]hit, 0, len(l.sums))
-	for _, sum := range l.sums {
-		hits = append(hits, *sum)
+func (s *sums[T]) take() []change[T] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := make([]change[T], 0, len(s.waiting))
+	for target, n := range s.waiting {
+		all = append(all, change[T]{target, n})
 	}
-	l.sums, l.sending, l.next = map[string]*hit{}, len(hits), nil
-	return hits
+	s.waiting, s.sending, s.next = map[T]int64{}, len(all), nil
+	return all
 }
 
-// settle drops a sum that was sent, or keeps it for the next pass. It returns why it is kept.
-func (f *family) settle(h hit, result error) error {
+// keepOrDrop keeps a sum for the next pass if it failed for a reason that passes, and returns its error. If it failed for another
+// reason it drops it.
+func (w *writer[T]) keepOrDrop(sum change[T], result error) error {
 	err, isFailed := result.(*Error)
-	l := &f.later
-	l.mu.Lock()
-	l.sending--
-	isKept := isFailed && err.isTemporary && l.add(h.target, h.n) == ""
-	l.mu.Unlock()
+	s := &w.sums
+	s.mu.Lock()
+	s.sending--
+	isKept := isFailed && err.isTemporary && s.add(sum.target, sum.n) == ""
+	s.mu.Unlock()
 	switch {
 	case isKept:
 		return err
 	case isFailed:
-		f.drop(h, err)
+		w.drop(sum, err)
 	}
 	return nil
 }
 
 // drop reports a sum that was refused, or whose outcome is unknown: to OnError, or to the next logDropped.
-func (f *family) drop(h hit, e *Error) {
-	l, onError := &f.later, f.client.options.OnError
-	l.mu.Lock()
-	l.lost = cmp.Or(l.lost, error(e))
+func (w *writer[T]) drop(sum change[T], e *Error) {
+	s, onError := &w.sums, w.client.options.OnError
+	s.mu.Lock()
+	s.lost = cmp.Or(s.lost, error(e))
 	if onError == nil {
-		l.dropped = dropped{l.dropped.sums + 1, l.dropped.number + h.n, cmp.Or(l.dropped.first, error(e))}
+		s.dropped = dropped{s.dropped.sums + 1, s.dropped.number + sum.n, cmp.Or(s.dropped.first, error(e))}
 	}
-	l.mu.Unlock()
+	s.mu.Unlock()
 	if onError != nil {
-		onError(f.path, h.name("/"), h.n, e)
+		onError(w.path, sum.target.rowID("/"), sum.n, e)
 	}
 }
 
-func (f *family) logDropped() {
-	f.later.mu.Lock()
-	some := f.later.dropped
-	f.later.dropped = dropped{}
-	f.later.mu.Unlock()
+func (w *writer[T]) logDropped() {
+	w.sums.mu.Lock()
+	some := w.sums.dropped
+	w.sums.dropped = dropped{}
+	w.sums.mu.Unlock()
 	if some.sums > 0 {
-		slog.Warn("counterfoil: sums of Later are dropped", "family", f.path, "sums", some.sums, "number", some.number, "error", some.first)
+		slog.Warn("counterfoil: sums of Later are dropped",
+			"family", w.path, "sums", some.sums, "number", some.number, "error", some.first)
 	}
 }

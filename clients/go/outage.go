@@ -16,13 +16,13 @@ const (
 	daemons = "daemons"
 )
 
-// server is a Redis, the node of a home in a cluster, all daemons, or what configures a family. During an outage calls fail
-// before anything is sent.
+// server is what calls need: a Redis, the node of a home in a cluster, all daemons together, or the daemon that configures a
+// family. During its outage calls fail before anything is sent.
 type server struct{ outage atomic.Pointer[outage] }
 
-// outage begins with a call whose time passed without a usable reply, and ends with a probe.
+// outage begins when the time of a call is over without a usable reply. It ends when a probe succeeds.
 type outage struct {
-	what   string // is unavailable; "" if the cause says it
+	what   string // the name of what is unavailable; "" if the cause has it
 	since  time.Time
 	reason string
 	cause  error
@@ -89,7 +89,7 @@ func (s *server) try(ctx context.Context) {
 	}
 }
 
-// tryAll makes one probe of each server that is down.
+// tryAll makes one probe of each server that is down, all at the same time.
 func (c *Client) tryAll(ctx context.Context) {
 	var all sync.WaitGroup
 	c.servers.Range(func(_, known any) bool {
@@ -156,7 +156,7 @@ func within[T any](ctx context.Context, run func() (T, error)) (T, error) {
 	case <-ctx.Done():
 	}
 	select {
-	case r := <-done: // most end with ctx, and know more
+	case r := <-done: // most functions end with ctx as well, and their own error explains more
 		return r.value, r.err
 	case <-time.After(10 * time.Millisecond):
 		var none T

@@ -36,54 +36,66 @@ func readScripts() map[string]*redis.Script {
 	return all
 }
 
-// request is a call of a script. If it counts it is an argument of itself, which is empty, to know how often it was sent:
-// go-redis repeats calls as well, and marshals their arguments each time.
-type request struct {
+// scriptCall is a call of a script.
+//
+// A call that counts must know how often it was sent, and go-redis sends calls again by itself. So the call is one of its own
+// arguments, now_ms, which is always empty: go-redis marshals it each time that it sends the call.
+type scriptCall struct {
+	family     *family
 	script     string
+	home       uint32
 	keys       []string
 	args       []any
-	home       uint32
-	isCounting bool         // nothing cancels it
-	sent       atomic.Int32 // negative once it is given up
+	isCounting bool         // it is not canceled, because its outcome matters
+	sent       atomic.Int32 // how often it was sent; negative once the call is given up
 	answered   int32
 }
 
-// lost returns the number of arrivals without a reply, which may have been executed, or may still be.
-func (r *request) lost() int32 { return r.sent.Load() - r.answered }
+func (c *scriptCall) addKeys(partition uint32, names ...string) {
+	c.keys = append(c.keys, c.family.keys(partition, names...)...)
+}
+
+func (c *scriptCall) addArgs(args ...any) { c.args = append(c.args, args...) }
+
+// lost returns how many sends are without a reply. Redis may have executed them, or may still do so.
+func (c *scriptCall) lost() int32 { return c.sent.Load() - c.answered }
 
 var errGivenUp = errors.New("the call was given up")
 
-// giveUp returns how often the call was sent. It is not sent after that, even if go-redis still connects.
-func (r *request) giveUp() int32 { return r.sent.Swap(math.MinInt32) }
+// giveUp returns how often the call was sent. It is not sent after that, even if go-redis is still connecting.
+func (c *scriptCall) giveUp() int32 { return c.sent.Swap(math.MinInt32) }
 
 // MarshalBinary implements encoding.BinaryMarshaler: go-redis calls it whenever it writes the call to a connection. A hook that
 // formats commands may call it as well, which does not count.
-func (r *request) MarshalBinary() ([]byte, error) {
+func (c *scriptCall) MarshalBinary() ([]byte, error) {
 	var callers [1]uintptr
 	runtime.Callers(2, callers[:])
 	caller, _ := runtime.CallersFrames(callers[:]).Next()
-	if strings.Contains(caller.Function, "/internal/proto.") && r.sent.Add(1) < 0 {
+	if strings.Contains(caller.Function, "/internal/proto.") && c.sent.Add(1) < 0 {
 		return nil, errGivenUp
 	}
 	return nil, nil
 }
 
 // String is the argument in logs of commands.
-func (r *request) String() string { return "" }
+func (c *scriptCall) String() string { return "" }
 
-// call sends a call until there is a reply, and until ctx ends at the latest.
-func (f *family) call(ctx context.Context, r *request) ([]any, error) {
+// execute sends a call until there is a reply, and until ctx ends at the latest. The table in lua/README.md, "Errors and lost
+// replies", says after which errors the call is repeated, and which of them prove that nothing was executed.
+func (f *family) execute(ctx context.Context, call *scriptCall) ([]any, error) {
 	if ctx.Err() != nil {
 		return nil, f.ended(ctx)
 	}
-	send, server := scripts[r.script].EvalSha, f.serverOf(r.home)
-	var cause error // the last one that tells more than that the time is over
+	send, server := scripts[call.script].EvalSha, f.serverOf(call.home)
+	var cause error // the last one that explains more than that the time is over
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		if e := f.down(server); e != nil {
-			return nil, f.unanswered(r, e)
+			return nil, f.unanswered(call, e)
 		}
-		before := r.sent.Load()
-		words, err := f.client.attempt(ctx, r, func() ([]any, error) { return send(ctx, f.client.redis, r.keys, r.args...).Slice() })
+		before := call.sent.Load()
+		words, err := f.client.attempt(ctx, call, func() ([]any, error) {
+			return send(ctx, f.client.redis, call.keys, call.args...).Slice()
+		})
 		code := codeOf(err)
 		if err == context.DeadlineExceeded {
 			err = context.Cause(ctx)
@@ -91,16 +103,16 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 		if cause == nil || err != errLimit && !errors.Is(err, context.DeadlineExceeded) {
 			cause = explained(err)
 		}
-		if r.sent.Load() > before && (err == nil || code != "" && (f.client.isOwn || !in(connecting, code))) {
-			r.answered++
+		if call.sent.Load() > before && (err == nil || code != "" && (f.client.isOwn || !in(connecting, code))) {
+			call.answered++
 		}
 		isLasting := code != "" && !in(passing, code) && !(f.client.isCluster && in(moved, code))
 		switch {
 		case err == nil:
 			return words, nil
 		case code == "NOSCRIPT": // not executed
-			send = scripts[r.script].Eval
-		case isLasting && r.sent.Load() > 0 && (r.lost() > 0 || !in(refused+misconfigured+moved, code)):
+			send = scripts[call.script].Eval
+		case isLasting && call.sent.Load() > 0 && (call.lost() > 0 || !in(refused+misconfigured+moved, code)):
 			return nil, f.fail(ErrOutcomeUnknown, code, err)
 		case isLasting && in(full, code):
 			return nil, f.failTemporarily(code, err)
@@ -109,61 +121,63 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 		case isLasting:
 			return nil, f.fail(ErrMisconfigured, code, err)
 		case errors.Is(err, redis.ErrClosed):
-			return nil, f.unanswered(r, f.failTemporarily(unreachable, err))
+			return nil, f.unanswered(call, f.failTemporarily(unreachable, err))
 		case time.Until(limitOf(ctx)) < f.client.repeatFor || !sleep(ctx, pause):
 			if ctx.Err() != nil && !isOver(ctx) {
-				return nil, f.unanswered(r, f.ended(ctx))
+				return nil, f.unanswered(call, f.ended(ctx))
 			}
 			e := f.failTemporarily(cmp.Or(codeOf(cause), unreachable), cause)
 			if e.Reason == unreachable || in(down, e.Reason) {
-				f.begin(server, "Redis", e, func(ctx context.Context) bool { return f.isUp(ctx, r.home) })
+				f.begin(server, "Redis", e, func(ctx context.Context) bool { return f.isUp(ctx, call.home) })
 			}
-			return nil, f.unanswered(r, e)
+			return nil, f.unanswered(call, e)
 		}
 	}
 }
 
 // attempt makes one attempt, which ends with ctx. With ContextTimeoutEnabled go-redis itself ends at the deadline of ctx, but not
 // when ctx is canceled.
-func (c *Client) attempt(ctx context.Context, r *request, run func() ([]any, error)) ([]any, error) {
-	if c.isTimed && r.isCounting {
+func (c *Client) attempt(ctx context.Context, call *scriptCall, run func() ([]any, error)) ([]any, error) {
+	if c.isTimed && call.isCounting {
 		return protected(run)
 	}
 	return within(ctx, run)
 }
 
-// unanswered returns the error of a call without a reply: that one if the call was not sent.
-func (f *family) unanswered(r *request, e *Error) error {
-	if r.giveUp() > r.answered {
+// unanswered returns the error of a call without a reply. If the call was sent, its outcome is unknown. If not, e is its error.
+func (f *family) unanswered(call *scriptCall, e *Error) error {
+	if call.giveUp() > call.answered {
 		return f.fail(ErrOutcomeUnknown, "no reply", e.cause)
 	}
 	return e
 }
 
-// isUp asks the server of a home once.
+// isUp asks the server of a home once, and returns true if it serves calls.
 func (f *family) isUp(ctx context.Context, home uint32) bool {
 	err := scripts["family_epoch"].EvalSha(ctx, f.client.redis, f.epochKeys(home), "", "", "", "").Err()
 	code := codeOf(err)
 	return err == nil || code != "" && !in(down, code)
 }
 
-// The codes of lua/README.md, "Errors and lost replies".
+// The codes of errors, which lua/README.md has under "Errors and lost replies".
 const (
-	unreachable   = "UNREACHABLE"                           // there was no reply
-	down          = " LOADING BUSY CLUSTERDOWN MASTERDOWN " // what lasts after these is an outage
+	unreachable = "UNREACHABLE" // no code of Redis: there was no reply
+
+	down          = " LOADING BUSY CLUSTERDOWN MASTERDOWN " // an outage begins if these last as long as a call
 	resent        = down + " TRYAGAIN READONLY "
 	passing       = resent + " NOREPLICAS "
-	full          = " OOM MISCONF " // refuse a repeat as well, and perhaps no later call
+	full          = " OOM MISCONF " // a repeat would be refused as well, but a later call may succeed
 	refused       = full + " WRONGTYPE BADSTATE "
 	misconfigured = " NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT "
 	moved         = " MOVED ASK "
-	connecting    = resent + " NOAUTH WRONGPASS " // may refuse a new connection after the call was sent over another one
-	ofOne         = " WRONGTYPE BADSTATE BADARG " // may refuse a call because of a single item
+	connecting    = resent + " NOAUTH WRONGPASS " // may refuse a new connection, after the call was sent over another one
+	ofOne         = " WRONGTYPE BADSTATE BADARG " // may refuse a whole call because of a single entry
 )
 
+// in returns true if the code is one of those.
 func in(codes, code string) bool { return strings.Contains(codes, " "+code+" ") }
 
-// wrapped finds the code of a command's error, which Redis 6.2 puts behind a text of its own.
+// wrapped finds the code of an error in a script. Redis 6.2 returns it behind a text of its own.
 var wrapped = regexp.MustCompile(`^ERR Error running script.*?: -?([A-Z]{3,})\b`)
 
 // codeOf returns the first word of a reply that is an error, and "" for all other errors.
@@ -192,10 +206,10 @@ func (f *family) reply(ctx context.Context, home uint32, script string, keys []s
 	if f.client.memory != nil {
 		return f.client.memory.Reply(f.path, script, keys[len(keys)-1], args), nil
 	}
-	return f.call(ctx, &request{script: script, home: home, keys: keys, args: args})
+	return f.execute(ctx, &scriptCall{family: f, script: script, home: home, keys: keys, args: args})
 }
 
-// readOfHome makes a read that needs the settings at the home of a partition's calls.
+// readOfHome makes a read of a partition, whose script finds the family's settings in a key of the home.
 func (f *family) readOfHome(ctx context.Context, script string, partition uint32, names, keys []string, arg any) ([]any, error) {
 	home := f.home(partition)
 	keys = append(f.keys(home, append([]string{"calls"}, names...)...), keys...)
@@ -209,7 +223,7 @@ func (f *family) readOfHome(ctx context.Context, script string, partition uint32
 			e.isTemporary = words[0] == noCalendar
 			return nil, e
 		}
-		if _, err := f.askRedis(ctx, home); err != nil { // Redis was emptied, or the settings have changed
+		if _, err := f.ask(ctx, home); err != nil { // Redis was emptied, or the settings have changed
 			return nil, err
 		}
 	}
@@ -222,15 +236,15 @@ func number(word any) int64 {
 }
 
 const (
-	rounds     = 5
+	rounds     = 5            // of a call that Redis refuses because the family has changed
 	noCalendar = "NOCALENDAR" // the list of days or months has ended, because no daemon serves the family
 
 	maxN    = 1 << 53 // the largest number of a call
 	maxStep = 1 << 20 // the longest step to a caller's next number
 )
 
-// step moves on to the number of the caller's next call, or to another name. Numbers grow by random steps, which differ in
-// two machines that were resumed from one snapshot.
+// step moves on to the caller's next number, or to another name if the numbers of this one are used up. Two machines that were
+// resumed from one snapshot have the same names and numbers. Random steps keep their next numbers apart.
 func (c *caller) step() {
 	if c.name == "" || c.n > maxN-maxStep {
 		*c = caller{name: newCaller()}

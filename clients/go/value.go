@@ -30,7 +30,9 @@ func (x exact) Value(ctx context.Context, id string) (int64, error) {
 }
 
 // Values returns the exact values of many counters, in the order of their ids: a request for 1,000 of them.
-func (x exact) Values(ctx context.Context, ids []string) ([]int64, error) { return x.values(ctx, ids) }
+func (x exact) Values(ctx context.Context, ids []string) ([]int64, error) {
+	return x.values(ctx, ids)
+}
 
 // ValueOr returns the exact value, or the fallback together with the error: a page can show it, and log why.
 func (x exact) ValueOr(ctx context.Context, id string, fallback int64) (int64, error) {
@@ -58,19 +60,19 @@ func (f *family) checkFallbacks(ids, fallbacks int) error {
 func (x exact) RequestEpoch(ctx context.Context, request, id string) (string, error) {
 	ctx, cancel := limited(ctx, x.client.options.RetryFor)
 	defer cancel()
-	e, err := x.describe(ctx)
+	d, err := x.known(ctx)
 	if err == nil {
-		err = x.checkRow(e, id)
+		err = x.checkRow(d, id)
 	}
 	if err = cmp.Or(x.check(request, 64, true), x.check(id, x.maxID, true), err); err != nil {
 		return "", err
 	}
-	// a job that runs later needs the generation that Redis has now
-	e, err = x.askRedis(ctx, x.home(x.place(e, &item{hit: hit{target: target{id: id}, request: request}})))
+	partition := counter{subject{id}, namedRequest{name: request}}.partition(d)
+	d, err = x.ask(ctx, x.home(partition)) // a job that runs later needs the generation that Redis has now
 	if err != nil {
 		return "", err
 	}
-	return e.generation, nil
+	return d.generation, nil
 }
 
 func single(values []int64, err error) (int64, error) {
@@ -98,7 +100,7 @@ func (f *family) values(ctx context.Context, ids []string) ([]int64, error) {
 	return values, err
 }
 
-// find returns the values, nil where only the application makes the row of a cached counter, and has not.
+// find returns the values. That of a cached counter is nil if it has no row, and only the application inserts its rows.
 func (f *family) find(ctx context.Context, ids []string) ([]*int64, error) {
 	if e := f.closed(); e != nil {
 		return nil, e
@@ -157,7 +159,7 @@ func (f *family) askDaemons(ctx context.Context, ids []string) ([]*int64, error)
 			if reply.status/100 == 3 || reply.status/100 == 4 && reply.status != http.StatusTooManyRequests {
 				return nil, f.fail(ErrMisconfigured, fmt.Sprint("daemon: ", reply.status), err)
 			}
-			// all that were refused together would be refused again
+			// a random part of the daemon's pause: all that it refused at once would be refused again if they came back at once
 			pause, last = max(pause, time.Duration(float64(reply.retryAfter)*(0.5+rand.Float64()/2))), err
 			isDown = isDown && reply.status == 0
 		}
@@ -184,7 +186,7 @@ type valuesReply struct {
 	retryAfter time.Duration
 }
 
-// without a proxy, which would receive the token, and without redirects to another server
+// daemonClient uses no proxy, which would receive the token, and follows no redirect to another server.
 var daemonClient = &http.Client{
 	Transport:     &http.Transport{IdleConnTimeout: daemonIdle, MaxIdleConnsPerHost: 100},
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -199,7 +201,8 @@ func (c *Client) post(ctx context.Context, daemon string, body []byte) (reply va
 		return reply, err
 	}
 	request.Header.Set("Content-Type", "application/json")
-	request.Header["Idempotency-Key"] = nil // is not sent: a connection that the daemon has closed is replaced
+	// net/http repeats a request with this header if the daemon has closed the connection. Without a value it is not sent.
+	request.Header["Idempotency-Key"] = nil
 	if c.options.Token != "" {
 		request.Header.Set("Authorization", "Bearer "+c.options.Token)
 	}
@@ -212,7 +215,7 @@ func (c *Client) post(ctx context.Context, daemon string, body []byte) (reply va
 	if err != nil {
 		return reply, err
 	}
-	_ = json.Unmarshal(text, &reply) // without values it is an error below
+	_ = json.Unmarshal(text, &reply) // the caller reports a reply without values
 	seconds, _ := strconv.Atoi(response.Header.Get("Retry-After"))
 	reply.status, reply.retryAfter = response.StatusCode, time.Duration(seconds)*time.Second
 	return reply, fmt.Errorf("%s: %s: %.300s", daemon, response.Status, text)
@@ -232,7 +235,7 @@ func (c *Client) isDaemonUp(ctx context.Context) bool {
 	return false
 }
 
-// parseDaemons refuses what is no address.
+// parseDaemons returns the URLs of daemons without a slash at their end, and refuses what is no URL.
 func parseDaemons(given []string) ([]string, error) {
 	all := make([]string, len(given))
 	for i, daemon := range given {

@@ -34,7 +34,7 @@ async function cpu() {
   return (user + system) * 1e6;
 }
 
-/** One caller: the latency of each call in microseconds. */
+/** Makes calls one after the other, and notes the latency of each in microseconds. */
 async function alone(call, latencies) {
   for (const end = performance.now() + ROUND_MS; performance.now() < end; ) {
     const begin = performance.now();
@@ -43,7 +43,7 @@ async function alone(call, latencies) {
   }
 }
 
-/** Many callers: calls, their time and that of Redis. */
+/** Lets many callers make calls, and adds up the calls, the time, and the CPU time of Redis. */
 async function together(call, total) {
   const [begin, cpuBefore] = [performance.now(), await cpu()];
   await Promise.all(Array.from({ length: CALLERS }, async () => {

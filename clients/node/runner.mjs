@@ -21,7 +21,7 @@ const options = {
   token,
 };
 
-/** The application's own client, as users of the library make it. */
+/** Returns a client of the library as an application makes it, and a function that disconnects it. */
 async function client() {
   const pause = () => 50;
   const socketTimeout = timeout ?? 400;
@@ -103,7 +103,7 @@ try {
 /** Each name is a task, whose calls run in order. */
 const tasks = new Map();
 for await (const line of lines) {
-  const call = JSON.parse(line.replace(/(?<=[[,:] ?)-?\d{16,}(?=[\],}])/g, '"$&"')); // or integers would be rounded
+  const call = JSON.parse(line.replace(/(?<=[[,:] ?)-?\d{16,}(?=[\],}])/g, '"$&"')); // JSON.parse would round long integers
   const task = call.as ?? 'main';
   if (task.startsWith('fork')) write({ id: call.id, skipped: 'Node has no fork: a child process starts anew' });
   else tasks.set(task, (tasks.get(task) ?? Promise.resolve()).then(() => run(call)));

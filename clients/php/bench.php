@@ -12,7 +12,7 @@ require "$installed/vendor/autoload.php";
 const ROUNDS = 5;
 const ROUND_NS = 300_000_000;
 const IDS = 100;
-const LATER = 1000;  // hits of one request
+const LATER = 1000;  // hits that one request counts by `later`
 
 $redis = new Redis();
 $redis->connect($socket, 0, 2.0, null, 0, 2.0);

@@ -11,7 +11,7 @@ use Counterfoil\Testing;
 require $argv[1] . '/vendor/autoload.php';
 set_error_handler(fn(int $level, string $text) => throw new ErrorException($text, 0, $level), E_ALL & ~E_USER_WARNING);
 
-/** What an application has: the connection of its library. */
+/** Returns a connection of the library, as an application makes it. */
 function connection(array $open): object
 {
     [$socket, $nodes, $timeout] = [$open['socket'] ?? null, $open['nodes'] ?? null, $open['timeout'] ?? 2.0];
@@ -51,7 +51,7 @@ function open(array $open): Counterfoil
     return new Counterfoil(connection($open), $open['namespace'], ...$options);
 }
 
-/** An error as the driver expects it. */
+/** Returns an error as the tests expect it. */
 function error(Throwable $error): array
 {
     if (!$error instanceof CounterfoilException) {
@@ -102,7 +102,7 @@ function forked(Counterfoil $counterfoil, array $call): array
     return json_decode($reply, true) ?? ['error' => 'escaped', 'reason' => "the child ended with $status: $reply"];
 }
 
-/** Starts a process that makes calls until its input ends, in place of a thread. @return resource */
+/** Starts a process that makes calls until its input ends. It stands for a thread, which PHP does not have. @return resource */
 function worker(Counterfoil $counterfoil): mixed
 {
     [$ours, $theirs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);

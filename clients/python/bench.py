@@ -29,7 +29,7 @@ def sample(name, value):
 
 
 def bare_call():
-    """The words of a call of buffered_add without a caller."""
+    """Returns the words of a call of buffered_add without a caller, which Redis does not remember."""
     keys = [(0, "calls"), (0, "calls_before"), (zlib.crc32(ID.encode()) % 4, "buffer"), (zlib.crc32(ID.encode()) % 4, "meta")]
     keys = ["cf1:{%s/views/%d}:%s" % (NAMESPACE, *key) for key in keys]
     return ("EVALSHA", SHA1["buffered_add"], 4, *keys, "", 1, "", "", 0, 1, 1, ID, 1)
@@ -40,7 +40,7 @@ async def done(result):
 
 
 async def latency(name, call):
-    """The median of one caller's calls, in microseconds."""
+    """Samples the median time of one caller's calls, in microseconds."""
     times, end = [], time.perf_counter() + SECONDS
     while time.perf_counter() < end:
         start = time.perf_counter()
@@ -52,7 +52,7 @@ async def latency(name, call):
 
 
 async def throughput(name, call, callers=1, finish=lambda: None):
-    """Hits per second, and microseconds of Redis's CPU per hit."""
+    """Samples hits per second, and microseconds of Redis's CPU time per hit."""
     hits, start, used = [0] * callers, time.perf_counter(), server.info("cpu")
     end = start + SECONDS
 
@@ -80,7 +80,7 @@ async def throughput(name, call, callers=1, finish=lambda: None):
 
 
 def later(views):
-    """A call of `later`. With asyncio its task needs a turn now and then."""
+    """Returns a call of `later`. With asyncio it yields once in 100 hits, so that the task that sends sums runs."""
     if LIBRARY != "asyncio":
         return lambda: views.later(ID)
 

@@ -1,4 +1,4 @@
-"""Puts the Lua scripts into the package: those of the repository, which an sdist has already."""
+"""Puts the Lua scripts of the repository into the package. A wheel that is built from an sdist has them already."""
 
 from pathlib import Path
 

@@ -46,13 +46,13 @@ def opened(line):
 
 
 def call_of(client, line):
-    """The method of a call, and its arguments."""
+    """Returns a function that makes the call of a line."""
     method = getattr(getattr(client, line["kind"])(line["family"]), line["call"])
     return lambda: method(*line.get("args") or [])
 
 
 def plain(value):
-    """As a scenario has it: errors are objects."""
+    """Returns a result as scenarios write it: an error is an object."""
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
     return failure(value) if isinstance(value, counterfoil.CounterfoilError) else value
@@ -82,7 +82,7 @@ async def made_async(client, line):
 
 
 def forked(make):
-    """Makes a call in a child, which ends with it."""
+    """Makes a call in a forked child, and returns its reply. The child ends after the call."""
     reading, writing_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -102,7 +102,7 @@ def serve(client, lines):
 
 
 def run_threads(client):
-    """Lines of one name run in order, in a thread of their own or on the main one."""
+    """Runs the lines of each name in order: those of `main` in this thread, the others in a thread for each name."""
     lines = {"main": queue.Queue()}
     threads = []
 

@@ -6,7 +6,7 @@ require "counterfoil"
 require "json"
 require "redis"
 
-# Short rounds of all measurements, one after the other, so that what else the machine does affects all.
+# Measures in short rounds by turns, so that other work of the machine affects all measurements alike.
 class Bench
   ROUNDS = 5
   SECONDS = 0.3
@@ -44,7 +44,7 @@ class Bench
 
   def hincrby = @redis.hincrby(@key, "bench", 1)
 
-  # a process that counts for long sends every few milliseconds
+  # a process that runs for long would send every few milliseconds
   def flush_now_and_then
     @counterfoil.flush if (@batches = (@batches || 0) + 1) % 10 == 0
   end

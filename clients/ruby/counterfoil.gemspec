@@ -13,7 +13,7 @@ Gem::Specification.new do |spec|
   spec.homepage = "https://github.com/counterfoil/counterfoil"
   spec.required_ruby_version = ">= 3.1"
   # lib/counterfoil/scripts is the bundle, which the build copies from lua/v1
-  spec.files = Dir["lib/**/*.{rb,lua}", "sig/*.rbs", "README.md", "LICENSE-*"]
+  spec.files = Dir["lib/**/*.{rb,lua,tt}", "sig/*.rbs", "README.md", "LICENSE-*"]
   spec.metadata["rubygems_mfa_required"] = "true"
   spec.add_dependency "redis-client", ">= 0.14", "< 1"
 end

@@ -5,7 +5,7 @@
 require "counterfoil/testing"
 require "json"
 
-# The client of a scenario, and its calls.
+# Makes the calls of a scenario with its client.
 class Runner
   def initialize(library:, namespace:, socket: nil, nodes: nil, own: false, timeout: 1, options: {}, families: {}, **)
     options = options.transform_keys(&:to_sym)
@@ -28,7 +28,7 @@ class Runner
     { id: id, error: "escaped", reason: "#{error.class}: #{error.message}" }
   end
 
-  # Calls in a forked child, which then ends as any process does.
+  # Makes a call in a forked child, which then ends as any process does.
   def reply_of_child(call)
     reader, writer = IO.pipe
     pid = fork do

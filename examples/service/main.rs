@@ -5,6 +5,7 @@
 //! cat src/store/mysql/schema.sql examples/service/schema.sql | mysql shop
 //! REDIS_URL=redis://localhost MYSQL_URL=mysql://root@localhost/shop cargo run --example service
 //! curl -X POST localhost:3000/articles/1/votes
+//! chromium localhost:3000/articles
 //! ```
 //!
 //! `LISTEN` is the address to listen on (defaults to 127.0.0.1:3000). `SHUTDOWN_SECONDS` is the
@@ -13,11 +14,13 @@
 //! count while MySQL is unavailable.
 
 mod counts;
+mod pages;
 mod routes;
 
 use std::env;
 use std::time::Duration;
 
+use counterfoil::sqlx::MySqlPool;
 use counterfoil::{Counterfoil, MysqlStore, Primary};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use tokio::net::TcpListener;
@@ -69,7 +72,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let listener = TcpListener::bind(&settings.listen).await?;
     tracing::info!(address = %listener.local_addr()?, "listening");
-    let app = routes::router(counts, prometheus);
+    let pages = pages::router(counts.clone(), MySqlPool::connect_lazy(&settings.mysql)?);
+    let app = routes::router(counts, prometheus).merge(pages);
     select! {
         served = axum::serve(listener, app).with_graceful_shutdown(told_to_end()) => served?,
         () = async { told_to_end().await; sleep(REQUESTS).await } => tracing::warn!("requests under way are cut off"),

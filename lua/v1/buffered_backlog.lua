@@ -21,33 +21,41 @@
 --   BADARG                    a key or an argument is missing, or too many of them
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
+-- CALLER  of_partitions in src/admin/backlog.rs
+-- VECTORS lua/vectors/buffered_backlog.json
 
+local test_ms = ARGV[1]
 if #KEYS < 5 or #KEYS > 1000 or #KEYS % 5 ~= 0 or #ARGV ~= 1 then
   return redis.error_reply('BADARG expected 1 to 200 times buffer, batch, meta, requests, '
     .. 'requests_before; and now_ms')
 end
 local time = redis.call('TIME')
-local now = tonumber(ARGV[1]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local reply = { 'OK' }
-for k = 1, #KEYS, 5 do
-  local waiting, cut = redis.call('HLEN', KEYS[k]), redis.call('HLEN', KEYS[k + 1])
-  local state = redis.call('HMGET', KEYS[k + 2], 'first_at', 'batch_first_at', 'hits',
-    'hits_before', 'refused')
-  local first_at = now
-  if waiting > 0 then first_at = math.min(first_at, state[1] or now) end
-  if cut > 0 then first_at = math.min(first_at, state[2] or now) end
-  reply[#reply + 1] = waiting + cut
-  reply[#reply + 1] = waiting + cut > 0 and now - first_at or ''
-  reply[#reply + 1] = (tonumber(state[3]) or 0) + (tonumber(state[4]) or 0)
-  reply[#reply + 1] = tonumber(state[5]) or 0
-  reply[#reply + 1] = waiting
-  local remembered = 0
-  for i = k + 3, k + 4 do
-    remembered = remembered + redis.call('HLEN', KEYS[i])
-    for _, field in ipairs(redis.call('HMGET', KEYS[i], '=now', '=before', '=began_at', '=tag')) do
-      if field then remembered = remembered - 1 end
-    end
+local now = tonumber(test_ms) or time[1] * 1000 + math.floor(time[2] / 1000)
+
+-- count the requests of a generation: every field but those that are not requests
+local function requests_in(memory)
+  local count = redis.call('HLEN', memory)
+  for _, field in ipairs(redis.call('HMGET', memory, '=now', '=before', '=began_at', '=tag')) do
+    if field then count = count - 1 end
   end
-  reply[#reply + 1] = remembered
+  return count
+end
+
+local reply = { 'OK' }
+for key = 1, #KEYS, 5 do
+  local buffer, batch, meta, requests, requests_before = unpack(KEYS, key, key + 4)
+  local waiting, cut = redis.call('HLEN', buffer), redis.call('HLEN', batch)
+  local first_at, batch_first_at, hits, hits_before, refused = unpack(redis.call('HMGET', meta,
+    'first_at', 'batch_first_at', 'hits', 'hits_before', 'refused'))
+  -- the oldest hit of buffer and batch
+  local oldest_at = now
+  if waiting > 0 then oldest_at = math.min(oldest_at, first_at or now) end
+  if cut > 0 then oldest_at = math.min(oldest_at, batch_first_at or now) end
+  reply[#reply + 1] = waiting + cut
+  reply[#reply + 1] = waiting + cut > 0 and now - oldest_at or ''
+  reply[#reply + 1] = (tonumber(hits) or 0) + (tonumber(hits_before) or 0)
+  reply[#reply + 1] = tonumber(refused) or 0
+  reply[#reply + 1] = waiting
+  reply[#reply + 1] = requests_in(requests) + requests_in(requests_before)
 end
 return reply

@@ -23,32 +23,42 @@
 --   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
+-- CALLER  Partition::fetch in src/scripts/partition/buffered.rs
+-- VECTORS lua/vectors/buffered_fetch.json
 
-local batch, meta, count = KEYS[1], KEYS[2], tonumber(ARGV[6]) or 0
+local batch, meta = KEYS[1], KEYS[2]
+local incarnation, seq, nonce, cursor, count_text = ARGV[1], ARGV[2], ARGV[3], ARGV[5], ARGV[6]
 local settle_ms = (ARGV[4] or ''):find('^%d+$') and tonumber(ARGV[4])
+local count, test_ms = tonumber(count_text) or 0, ARGV[7]
 if #KEYS ~= 2 or #ARGV ~= 7 or not settle_ms or count < 1 or count > 10000 then
   return redis.error_reply('BADARG expected batch and meta, incarnation, seq, nonce, settle_ms, '
     .. 'cursor, a count of 1 to 10000, and now_ms')
 end
 
+-- check that this batch is there
 local time = redis.call('TIME')
-local now = tonumber(ARGV[7]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local cut = redis.call('HLEN', batch)
-local state = redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce', 'rotated_at')
-local is_current = state[1] == ARGV[1] and state[2] == ARGV[2] and state[3] == ARGV[3]
-if cut == 0 or not is_current or not state[4] then return { 'STALE' } end
+local now = tonumber(test_ms) or time[1] * 1000 + math.floor(time[2] / 1000)
+local ids = redis.call('HLEN', batch)
+local own_incarnation, own_seq, own_nonce, rotated_at = unpack(redis.call('HMGET', meta,
+  'incarnation', 'seq', 'nonce', 'rotated_at'))
+local is_current = own_incarnation == incarnation and own_seq == seq and own_nonce == nonce
+if ids == 0 or not is_current or not rotated_at then return { 'STALE' } end
 
-local settled = now - state[4]
--- before the write below, since a wrong cursor ends the script
-local is_durable = math.max(settled, 0) >= settle_ms
-local page = is_durable and redis.call('HSCAN', batch, ARGV[5], 'COUNT', ARGV[6])
-if settled < 0 then
-  -- the clock stepped back, and the age of the cut is unknown: the time to settle starts again
-  -- (HDEL deletes nothing: after a write a script may continue where memory is full, and draining
-  -- must work there)
+-- read a page if the batch is durable; before the write below, since a wrong cursor ends the script
+local settled_ms = now - rotated_at
+local is_durable = math.max(settled_ms, 0) >= settle_ms
+local next_cursor, page
+if is_durable then
+  next_cursor, page = unpack(redis.call('HSCAN', batch, cursor, 'COUNT', count_text))
+end
+if settled_ms < 0 then
+  -- The clock stepped back, and the age of the cut is unknown: the time to settle starts again.
+  -- Batches must reach the database also where memory is full. There Redis refuses HSET as the
+  -- first write of a script, but not HDEL, and after the first write it refuses none. So this HDEL
+  -- comes first, and deletes nothing.
   redis.call('HDEL', meta, '')
   redis.call('HSET', meta, 'rotated_at', string.format('%.0f', now))
-  settled = 0
+  settled_ms = 0
 end
-if settled < settle_ms then return { 'WAIT', settle_ms - settled } end
-return { 'OK', page[1], page[2], cut }
+if settled_ms < settle_ms then return { 'WAIT', settle_ms - settled_ms } end
+return { 'OK', next_cursor, page, ids }

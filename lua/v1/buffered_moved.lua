@@ -16,16 +16,25 @@
 --   BADARG                    an argument is missing
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
+-- CALLER  Partition::moved in src/scripts/partition/buffered.rs
+-- VECTORS lua/vectors/buffered_moved.json
 
+local buffer, meta, incarnation, seq, nonce = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
 if #KEYS ~= 2 or #ARGV < 4 or #ARGV > 1003 then
   return redis.error_reply('BADARG expected buffer, meta, incarnation, seq, nonce and 1 to 1000 '
     .. 'ids')
 end
-local state = redis.call('HMGET', KEYS[2], 'incarnation', 'seq', 'nonce')
-local is_same = state[1] == ARGV[1] and (state[2] or '0') == ARGV[2] and (state[3] or '') == ARGV[3]
+
+-- check that nothing was cut since
+local own_incarnation, own_seq, own_nonce = unpack(redis.call('HMGET', meta, 'incarnation', 'seq',
+  'nonce'))
+local is_same = own_incarnation == incarnation and (own_seq or '0') == seq
+  and (own_nonce or '') == nonce
 if not is_same then return { 'STALE' } end
+
+-- an id that was counted since is in the buffer
 local reply = { 'OK' }
-for i, delta in ipairs(redis.call('HMGET', KEYS[1], unpack(ARGV, 4))) do
+for i, delta in ipairs(redis.call('HMGET', buffer, unpack(ARGV, 4))) do
   reply[i + 1] = delta and 1 or 0
 end
 return reply

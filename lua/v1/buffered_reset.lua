@@ -27,36 +27,46 @@
 --   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe: a repeat is STALE
 -- SINCE   0.1.0
+-- CALLER  Partition::reset in src/scripts/partition/buffered.rs
+-- VECTORS lua/vectors/buffered_reset.json
 
-local meta, calls, salt = KEYS[1], KEYS[2], ARGV[4]
+local meta, calls, requests, requests_before = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local buffer, batch = KEYS[5], KEYS[6]
+local incarnation, seq, nonce, salt, test_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 if #KEYS < 6 or #ARGV ~= 5 or salt == '' then
   return redis.error_reply('BADARG expected meta, calls, requests, requests_before, buffer, batch '
     .. 'and what else to drop, incarnation, seq, nonce, salt and now_ms')
 end
 
-local fields = { 'incarnation', 'seq', 'nonce', 'hits', 'batch_hits', 'hits_before' }
-local state = redis.call('HMGET', meta, unpack(fields))
-local is_same = state[1] == ARGV[1] and (state[2] or '0') == ARGV[2] and (state[3] or '') == ARGV[3]
+-- check that the partition is still in the state that is proven to be older than the database
+local own_incarnation, own_seq, own_nonce, hits, batch_hits, hits_before = unpack(
+  redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce', 'hits', 'batch_hits', 'hits_before'))
+local is_same = own_incarnation == incarnation and (own_seq or '0') == seq
+  and (own_nonce or '') == nonce
 if not is_same then return { 'STALE' } end -- guard: Reset
-local ids = redis.call('HLEN', KEYS[5]) + redis.call('HLEN', KEYS[6])
-local waiting, cut = tonumber(state[4]) or 0, tonumber(state[5]) or 0
-local before = tonumber(state[6]) or 0
-if redis.call('EXISTS', KEYS[6]) == 0 then cut = 0 end
 
-local time = ARGV[5] == '' and redis.call('TIME') or { '0', ARGV[5] .. '000' }
-local incarnation = redis.sha1hex(table.concat({ meta, salt, time[1], time[2] }, ' ')):sub(1, 16)
--- in this order, since a crash may keep a part of these writes: epochs end before hits are dropped,
--- and the incarnation, by which the set-back is known, changes at the end
+-- count what is dropped
+local ids = redis.call('HLEN', buffer) + redis.call('HLEN', batch)
+local waiting, cut = tonumber(hits) or 0, tonumber(batch_hits) or 0
+local before = tonumber(hits_before) or 0
+if redis.call('EXISTS', batch) == 0 then cut = 0 end
+local time = test_ms == '' and redis.call('TIME') or { '0', test_ms .. '000' }
+local seed = table.concat({ meta, salt, time[1], time[2] }, ' ')
+local new_incarnation = redis.sha1hex(seed):sub(1, 16)
+
+-- The order of these writes matters, since a crash may keep only the first of them. The epochs end
+-- before hits are dropped, so that no earlier call can arrive after that. The incarnation changes
+-- last: while it is the former one, a reconciler finds that Redis was set back, and resets again.
 redis.call('HDEL', calls, '=now', '=before', '=began_at') -- guard: EndOfEpochs
-for i = 3, 4 do
-  local exists = redis.call('EXISTS', KEYS[i]) == 1
+for _, memory in ipairs({ requests, requests_before }) do
+  local exists = redis.call('EXISTS', memory) == 1
   -- what was stored with another tag is of unknown outcome
-  if exists then redis.call('HSET', KEYS[i], '=tag', incarnation) end -- guard: Tag
+  if exists then redis.call('HSET', memory, '=tag', new_incarnation) end -- guard: Tag
 end
-redis.call('HDEL', KEYS[3], '=now', '=before', '=began_at') -- guard: EndOfGenerations
+redis.call('HDEL', requests, '=now', '=before', '=began_at') -- guard: EndOfGenerations
 redis.call('UNLINK', unpack(KEYS, 5))
 redis.call('HDEL', meta, 'seq', 'nonce', 'rotated_at', 'batch_first_at', 'batch_hits', 'first_at',
   'lease_owner', 'lease_until')
 local counted = string.format('%.0f', before + waiting)
-redis.call('HSET', meta, 'incarnation', incarnation, 'hits', '0', 'hits_before', counted)
-return { 'OK', waiting + cut, ids, incarnation }
+redis.call('HSET', meta, 'incarnation', new_incarnation, 'hits', '0', 'hits_before', counted)
+return { 'OK', waiting + cut, ids, new_incarnation }

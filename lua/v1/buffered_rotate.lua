@@ -38,25 +38,30 @@
 --                             deleted, and an operator must set the batch aside; nothing done
 -- REPEAT  safe: the second call returns HELD
 -- SINCE   0.1.0
+-- CALLER  Partition::rotate in src/scripts/partition/buffered.rs
+-- VECTORS lua/vectors/buffered_rotate.json
 
-local buffer, batch, meta, salt, owner = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
-local lease_ms, sync_hits, sync_ms = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local hold_ms = tonumber(ARGV[6])
+local buffer, batch, meta = KEYS[1], KEYS[2], KEYS[3]
+local salt, owner, lease_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local sync_hits, sync_ms, hold_ms = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local database, test_ms = ARGV[7], ARGV[8]
 local are_numbers = lease_ms and sync_hits and sync_ms and hold_ms
 if #KEYS ~= 3 or #ARGV ~= 8 or salt == '' or not are_numbers then
   return redis.error_reply('BADARG expected buffer, batch, meta, salt, owner, lease_ms, sync_hits, '
     .. 'sync_ms, hold_ms, database, now_ms')
 end
 
-local time = ARGV[8] == '' and redis.call('TIME') or { '0', ARGV[8] .. '000' }
+-- read the partition's state
+local time = test_ms == '' and redis.call('TIME') or { '0', test_ms .. '000' }
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local waiting, cut = redis.call('HLEN', buffer), redis.call('HLEN', batch)
-local state = redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce', 'rotated_at',
-  'batch_first_at', 'hits', 'first_at', 'lease_owner', 'lease_until', 'hits_before', 'hold_until',
-  'database', 'hold_ms')
-local is_foreign = state[12] and ARGV[7] ~= '' and state[12] ~= ARGV[7]
-if is_foreign then return { 'MISMATCH', state[12] } end -- guard: Database
-local incarnation, seq, nonce, rotated_at = state[1], state[2] or '0', state[3], state[4]
+local incarnation, last_seq, nonce, rotated_at, batch_first_at, hits_text, first_at, lease_owner,
+  lease_until, hits_before_text, hold_until, own_database, last_hold_ms = unpack(
+  redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce', 'rotated_at', 'batch_first_at', 'hits',
+    'first_at', 'lease_owner', 'lease_until', 'hits_before', 'hold_until', 'database', 'hold_ms'))
+local hits, seq = tonumber(hits_text) or 0, last_seq or '0'
+local is_foreign = own_database and database ~= '' and own_database ~= database
+if is_foreign then return { 'MISMATCH', own_database } end -- guard: Database
 
 -- Redis writes some numbers as 1.7e+12
 local function text(number) return string.format('%.0f', number) end
@@ -66,44 +71,47 @@ local function random(what)
   return redis.sha1hex(table.concat({ what, salt, time[1], time[2] }, ' ')):sub(1, 16)
 end
 
-local status, ids, oldest = 'HELD', cut, state[5]
+local status, ids, oldest
 if cut > 0 then
-  if not (incarnation and state[2] and nonce and rotated_at) then
+  -- a batch is in flight: return it, unless another owner has the lease
+  if not (incarnation and last_seq and nonce and rotated_at) then
     return redis.error_reply('BADSTATE ' .. batch .. ' has no id: ' .. meta .. ' lacks fields. '
       .. 'See BADSTATE in docs/operations.md')
   end
-  local left = (state[9] or 0) - now
+  local left = (lease_until or 0) - now
   local is_leased = left > 0 and left <= math.max(lease_ms, 60000)
-  if owner ~= '' and state[8] and state[8] ~= owner and is_leased then
+  if owner ~= '' and lease_owner and lease_owner ~= owner and is_leased then
     return { 'LEASED', left }
   end
+  status, ids, oldest = 'HELD', cut, batch_first_at
 else
+  -- decide whether the buffer is cut now
   if hold_ms > 0 then
     hold_ms = math.min(hold_ms, 3600000)
     redis.call('HSET', meta, 'hold_until', text(now + hold_ms), 'hold_ms', text(hold_ms))
   end
   if waiting == 0 then return { 'EMPTY' } end
-  local held = (tonumber(state[11]) or 0) - now
+  local held = (tonumber(hold_until) or 0) - now
   -- a hold that would last longer than it was asked for dates from before the clock stepped back
-  local is_held = held > 0 and held <= (tonumber(state[13]) or 0)
+  local is_held = held > 0 and held <= (tonumber(last_hold_ms) or 0)
   if sync_hits > 0 and is_held then return { 'EARLY', held } end
   local since = rotated_at and now - rotated_at
-  if since and since >= 0 and since < sync_ms and tonumber(state[6] or 0) < sync_hits then
+  if since and since >= 0 and since < sync_ms and tonumber(hits_text or 0) < sync_hits then
     return { 'EARLY', sync_ms - since }
   end
-  status, ids, oldest = 'OK', waiting, state[7] or now
+  status, ids, oldest = 'OK', waiting, first_at or now
   incarnation, seq, nonce = incarnation or random(meta), text(seq + 1), random(batch)
   rotated_at = now
 end
 
--- deletes nothing: after a write a script may continue where memory is full, and draining must
--- work there
+-- Batches must reach the database also where memory is full. There Redis refuses HSET as the first
+-- write of a script, but not HDEL, and after the first write it refuses none. So this HDEL comes
+-- first, and deletes nothing.
 redis.call('HDEL', meta, '')
 if status == 'OK' then
-  local hits = tonumber(state[6]) or 0
-  local hits_before = (tonumber(state[10]) or 0) + hits
-  -- the id before the batch: half a transaction, as a torn append-only file can leave it, must not
-  -- name a batch wrongly
+  local hits_before = (tonumber(hits_before_text) or 0) + hits
+  -- The id is written before the batch. A torn append-only file may keep only a part of these
+  -- writes, and then no batch has the id of another.
   redis.call('HSET', meta, 'incarnation', incarnation, 'seq', seq, 'nonce', nonce, 'rotated_at',
     text(now), 'batch_first_at', text(oldest), 'batch_hits', text(hits), 'hits', '0',
     'hits_before', text(hits_before))

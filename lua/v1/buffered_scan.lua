@@ -14,11 +14,17 @@
 --   BADARG                    an argument is missing or wrong
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
+-- CALLER  Partition::scan in src/scripts/partition/buffered.rs
+-- VECTORS lua/vectors/buffered_scan.json
 
-local cursor, prefix, count = ARGV[1], ARGV[2], tonumber(ARGV[3]) or 0
+local buffer_or_batch, cursor, prefix = KEYS[1], ARGV[1], ARGV[2]
+local count_text, count = ARGV[3], tonumber(ARGV[3]) or 0
 if #KEYS ~= 1 or #ARGV ~= 3 or not cursor:find('^%d+$') or count < 1 or count > 10000 then
   return redis.error_reply('BADARG expected a key, cursor, prefix, and a count of 1 to 10000')
 end
+
+-- a character with a meaning in patterns stands for itself
 local pattern = prefix:gsub('[*?%[%]\\]', '\\%0') .. '*'
-local page = redis.call('HSCAN', KEYS[1], cursor, 'MATCH', pattern, 'COUNT', ARGV[3])
-return { 'OK', page[1], page[2] }
+local found = redis.call('HSCAN', buffer_or_batch, cursor, 'MATCH', pattern, 'COUNT', count_text)
+local next_cursor, page = unpack(found)
+return { 'OK', next_cursor, page }

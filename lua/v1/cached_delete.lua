@@ -23,34 +23,40 @@
 --   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
+-- CALLER  Partition::delete_some in src/scripts/partition/cached.rs
+-- VECTORS lua/vectors/cached_delete.json
 
 local calls, base_key, buffer, batch = unpack(KEYS)
-local cursor, count = ARGV[1], tonumber(ARGV[2]) or 0
+local cursor, count_text, test_ms = ARGV[1], ARGV[2], ARGV[3]
+local count = tonumber(count_text) or 0
 local fits = #KEYS == 4 and #ARGV >= 3 and #ARGV <= 1003 and count >= 1 and count <= 1000
 if not fits or not cursor:find('^%d+$') then
   return redis.error_reply('BADARG expected 4 keys, a cursor, a count of 1 to 1000, now_ms, and '
     .. 'up to 1000 ids')
 end
 
+-- find the counters to delete, and which of them have a base
 local time = redis.call('TIME')
-local now_ms = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local ids, is_held = { unpack(ARGV, 4) }, {}
+local now_ms = tonumber(test_ms) or time[1] * 1000 + math.floor(time[2] / 1000)
+local ids, has_base = { unpack(ARGV, 4) }, {}
 if ids[1] then
-  for i, base in ipairs(redis.call('HMGET', base_key, unpack(ids))) do is_held[ids[i]] = base end
+  for i, base in ipairs(redis.call('HMGET', base_key, unpack(ids))) do has_base[ids[i]] = base end
 else
-  local retain = tonumber(redis.call('HGET', calls, '=retain')) or 0
-  local page = redis.call('HSCAN', base_key, cursor, 'COUNT', ARGV[2])
-  cursor = page[1]
-  for i = 1, #page[2], 2 do
-    local id, base = page[2][i], page[2][i + 1]
-    local kept_ms = base:find('ticket', 15, true) and 30000 or retain
-    local is_due = (tonumber(base:sub(1, 13)) or 0) + kept_ms <= now_ms
-    if is_due then ids[#ids + 1], is_held[id] = id, true end
+  local retain_ms = tonumber(redis.call('HGET', calls, '=retain')) or 0
+  local next_cursor, page = unpack(redis.call('HSCAN', base_key, cursor, 'COUNT', count_text))
+  cursor = next_cursor
+  for i = 1, #page, 2 do
+    local id, base = page[i], page[i + 1]
+    -- 13 digits of the time when it was stored, a space, and the row or a ticket
+    local stored_at, is_ticket = tonumber(base:sub(1, 13)) or 0, base:find('ticket', 15, true)
+    local is_due = stored_at + (is_ticket and 30000 or retain_ms) <= now_ms
+    if is_due then ids[#ids + 1], has_base[id] = id, true end
   end
 end
 
+-- Decide which of them have anything pending. Redis asks for one id at least, so the ids follow
+-- that of no counter.
 local reply, deleted = { 'OK', cursor }, {}
--- Redis asks for one id at least
 local waits = redis.call('HMGET', buffer, '', unpack(ids))
 local cut = redis.call('HMGET', batch, '', unpack(ids))
 for i, id in ipairs(ids) do
@@ -58,7 +64,7 @@ for i, id in ipairs(ids) do
   if cut[i + 1] then kept = 'KEPT:batch' end
   if waits[i + 1] then kept = 'KEPT:buffer' end -- guard: Clean
   if not kept then deleted[#deleted + 1] = id end
-  reply[i + 2] = kept or is_held[id] and 'DELETED' or 'GONE'
+  reply[#reply + 1] = kept or has_base[id] and 'DELETED' or 'GONE'
 end
 if deleted[1] then redis.call('HDEL', base_key, unpack(deleted)) end
 return reply

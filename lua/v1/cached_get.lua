@@ -24,37 +24,44 @@
 --   BADARG                    an argument is missing, or an id too long or empty; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
+-- CALLER  Partition::values_with in src/scripts/partition/cached.rs
+-- VECTORS lua/vectors/cached_get.json
 
-local base_key, buffer, batch = KEYS[1], KEYS[2], KEYS[3]
-local fit = (#KEYS == 3 or #KEYS == 4) and #ARGV > 3 and #ARGV < 1004
-fit = fit and (ARGV[1] == '0' or ARGV[1] == '1')
-for i = 4, fit and #ARGV or 0 do fit = fit and ARGV[i] ~= '' and #ARGV[i] < 256 end
-if not fit then
+local base_key, buffer, batch, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local makes_tickets, test_ms, salt = ARGV[1] == '1', ARGV[2], ARGV[3]
+local fits = (#KEYS == 3 or #KEYS == 4) and #ARGV > 3 and #ARGV < 1004
+fits = fits and (makes_tickets or ARGV[1] == '0')
+for i = 4, fits and #ARGV or 0 do fits = fits and ARGV[i] ~= '' and #ARGV[i] < 256 end
+if not fits then
   return redis.error_reply('BADARG expected 3 keys, or 4; tickets of 0 or 1, now_ms, salt, and 1 '
     .. 'to 1000 ids')
 end
 
-local nan, limit, time = 0 / 0, 2^53, nil
-local bases = redis.call('HMGET', base_key, unpack(ARGV, 4))
-local waits = redis.call('HMGET', buffer, unpack(ARGV, 4))
-local cut = redis.call('HMGET', batch, unpack(ARGV, 4))
-
-local reply, tickets = { 'OK' }, {}
-if KEYS[4] and not redis.call('HMGET', KEYS[4], 'incarnation')[1] then
-  for i = 1, #bases do reply[i + 1] = 'UNCONFIGURED' end
+-- read the base of each id, and what it has pending
+local ids = { unpack(ARGV, 4) }
+local bases = redis.call('HMGET', base_key, unpack(ids))
+local waits = redis.call('HMGET', buffer, unpack(ids))
+local cut = redis.call('HMGET', batch, unpack(ids))
+local reply = { 'OK' }
+if meta and not redis.call('HMGET', meta, 'incarnation')[1] then
+  for i = 1, #ids do reply[i + 1] = 'UNCONFIGURED' end
   return reply
 end
+
+-- compute the value of each id, or make a ticket
+local nan, limit, time, tickets = 0 / 0, 2^53, nil, {}
 for i, base in ipairs(bases) do
+  -- 13 digits of the time when it was stored, a space, and the row or a ticket
   local row = base and base:sub(15) or 'ticket '
   local word
   if row:find('^ticket ') then
-    local ticket = row:sub(8)
-    if not base and ARGV[1] == '1' then
-      time = time or ARGV[2] ~= '' and { '0', ARGV[2] .. '000' } or redis.call('TIME')
-      local seed = table.concat({ base_key, ARGV[3], time[1], time[2] }, ' ')
+    local ticket = row:sub(#'ticket ' + 1)
+    if not base and makes_tickets then
+      time = time or test_ms ~= '' and { '0', test_ms .. '000' } or redis.call('TIME')
+      local seed = table.concat({ base_key, salt, time[1], time[2] }, ' ')
       local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
       ticket = redis.sha1hex(seed):sub(1, 16)
-      tickets[#tickets + 1] = ARGV[i + 3]
+      tickets[#tickets + 1] = ids[i]
       tickets[#tickets + 1] = string.format('%013.0f ', now_ms) .. 'ticket ' .. ticket
     end
     word = 'MISS:' .. ticket
@@ -62,7 +69,7 @@ for i, base in ipairs(bases) do
     local settled = (tonumber(row) or nan) + (tonumber(cut[i] or 0) or nan)
     local waiting = tonumber(waits[i] or 0) or nan
     local value = settled + waiting
-    -- below 2^53 in size, which includes each step, the sum is exact
+    -- The sum is exact if it and each part of it are below 2^53 in size.
     local size = math.max(math.abs(settled), math.abs(waiting), math.abs(value))
     word = value % 1 ~= 0 and 'BADSTATE' or size >= limit and 'BEYOND' or value
   end

@@ -43,30 +43,45 @@
 --                             nothing done
 -- REPEAT  safe with a caller, from any process
 -- SINCE   0.1.0
+-- CALLER  Partition::incr_in in src/scripts/partition/cached.rs
+-- VECTORS lua/vectors/cached_incr.json
 
 local call, pcall, type, tonumber = redis.call, redis.pcall, type, tonumber
 local sub, ARGV, nan, limit = string.sub, ARGV, 0 / 0, 2^53
+local calls, first_base = KEYS[1], KEYS[3]
 local own_kind, caller, n, epoch = 'cached', ARGV[1], ARGV[2], ARGV[3]
-local own_settings = { '=min', '=max' }
-local requests = tonumber(ARGV[5]) or -1
-local last_key = requests == 0 and #KEYS or #KEYS - 2
-local tail, known = requests % 1 == 0 and requests >= 0 and 6 or math.huge, {}
-for k = 3, last_key, 4 do
-  local count = not known[KEYS[k]] and tonumber(ARGV[tail]) or 0
-  tail = count > 0 and count % 1 == 0 and tail + 1 + 2 * count or math.huge
-  known[KEYS[k]] = true
+local test_ms, requests = ARGV[4], tonumber(ARGV[5]) or -1
+
+-- check the arguments of each partition, and name them and its keys: its pairs are a group
+local last_key, groups, has_group, arg = requests == 0 and #KEYS or #KEYS - 2, {}, {}, 6
+local fits = last_key >= 6 and last_key % 4 == 2 and requests % 1 == 0 and requests >= 0
+for key = 3, fits and last_key or 0, 4 do
+  local base, pair_count = KEYS[key], tonumber(ARGV[arg]) or 0
+  -- all is read before anything is written, so a partition must occur once
+  fits = fits and not has_group[base] and pair_count > 0 and pair_count % 1 == 0
+  has_group[base] = true
+  groups[#groups + 1] = {
+    base = base,
+    buffer = KEYS[key + 1],
+    batch = KEYS[key + 2],
+    meta = KEYS[key + 3],
+    pair_count = pair_count,
+    first_pair = arg + 1,
+  }
+  arg = arg + 1 + 2 * pair_count
 end
-if last_key < 6 or last_key % 4 ~= 2 or tail + 3 * requests ~= #ARGV + 1
-  or tail > 2006 + last_key / 4 then
+local first_request = arg
+local fits_requests = first_request + 3 * requests == #ARGV + 1
+if not fits or not fits_requests or first_request > 2006 + #groups then
   return redis.error_reply('BADARG expected for every four keys from the 3rd on: pairs, '
     .. 'and so many pairs, 1000 in all at most; pair, request, generation of each request')
 end
+local state = call('HMGET', calls, '=now', '=kind', caller, '=min', '=max')
 -- the fence, word for word the same in each counting script: a repeated call does not count again
 local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = call('HMGET', KEYS[1], '=now', '=kind', caller, unpack(own_settings))
 local now, kind, last = state[1], state[2], state[3]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
@@ -86,8 +101,9 @@ if ahead == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 local low, high = tonumber(state[4] or 1 - limit), tonumber(state[5] or limit - 1)
 local function is_small(number) return number > -limit and number < limit end
 
--- looks at what else is pending, adds a change, and returns the new value; or nil and what is
--- pending
+-- The value of a counter is its row, and what batch and buffer have of it. Row and batch together
+-- are `settled`. Reads what the buffer has, and adds the change to it; "=VALUE" sets the value.
+-- Returns the new value; or nil, what the buffer has, and whether Redis refused the command.
 local function add(buffer, id, settled, change)
   local found, amount, delta = call('HGET', buffer, id), tonumber(change), change
   local waiting, is_set = found and (tonumber(found) or nan) or 0, not amount
@@ -98,6 +114,7 @@ local function add(buffer, id, settled, change)
   end
   local pending = waiting + amount
   local after = settled + pending
+  -- a value that is out of bounds already may come back in several steps
   local is_out = (is_set or amount < 0) and after < low or (is_set or amount > 0) and after > high
   local is_exact = after % 1 == 0 and is_small(settled) and is_small(amount)
     and is_small(pending) and is_small(after)
@@ -107,115 +124,135 @@ local function add(buffer, id, settled, change)
   return nil, found, type(added) == 'table'
 end
 
-local now_ms, name
+local now_ms, ticket_name
 -- returns the time, and makes a name that is never given twice
 local function read_clock()
-  local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
-  local seed = table.concat({ KEYS[3], caller, n, time[1], time[2] }, ' ')
-  now_ms, name = time[1] * 1000 + math.floor(time[2] / 1000), redis.sha1hex(seed):sub(1, 16)
+  local time = test_ms ~= '' and { '0', test_ms .. '000' } or call('TIME')
+  local seed = table.concat({ first_base, caller, n, time[1], time[2] }, ' ')
+  now_ms, ticket_name = time[1] * 1000 + math.floor(time[2] / 1000), redis.sha1hex(seed):sub(1, 16)
   return now_ms
 end
 
+-- a base is 13 digits of the time when it was stored, a space, and the row or a ticket
+local time_digits, row_begins = 13, 15
+
 -- returns why a change is refused, or nil if the row has to be read first (docs/protocol.md, 4.1)
-local function refusal(base, settled, cut, waiting)
+local function refusal(base, settled, batched, waiting)
   local value = settled + (waiting and (tonumber(waiting) or nan) or 0)
   if value % 1 ~= 0 then return 'BADSTATE' end
   if not is_small(settled) or not is_small(value) then return 'BEYOND' end
-  local age = not (cut or waiting) and (now_ms or read_clock()) - (tonumber(sub(base, 1, 13)) or 0)
-  if age and (age < 0 or age > 1000) then return nil end -- guard: OldRow
+  local stored_ms = tonumber(sub(base, 1, time_digits)) or 0
+  local age_ms = not (batched or waiting) and (now_ms or read_clock()) - stored_ms
+  if age_ms and (age_ms < 0 or age_ms > 1000) then return nil end -- guard: OldRow
   return ('RANGE:%.0f'):format(value)
 end
 
 -- everything is read before anything is written: a key of another type ends the script here
-local reads, first, ids = {}, 7, requests > 0 and {}
-for k = 3, last_key, 4 do
-  local count, own = tonumber(ARGV[first - 1]), {}
-  for i = 1, count do
-    own[i] = ARGV[first + 2 * i - 2]
-    if requests > 0 then ids[#ids + 1] = own[i] end
+local ids_of_call = requests > 0 and {}
+for _, group in ipairs(groups) do
+  local ids, arg_of_id = {}, group.first_pair
+  for i = 1, group.pair_count do
+    ids[i] = ARGV[arg_of_id]
+    arg_of_id = arg_of_id + 2
+    if requests > 0 then ids_of_call[#ids_of_call + 1] = ids[i] end
   end
-  local hits, batch_hits = unpack(call('HMGET', KEYS[k + 3], 'hits', 'batch_hits'))
-  local read = { ids = own, first = first, before = tonumber(hits) or 0 }
-  read.bases = call('HMGET', KEYS[k], unpack(own))
-  read.cut = batch_hits and call('HMGET', KEYS[k + 2], unpack(own)) or {}
-  call('HLEN', KEYS[k + 1])
-  reads[k], first = read, first + 1 + 2 * count
+  local hits, batch_hits = unpack(call('HMGET', group.meta, 'hits', 'batch_hits'))
+  group.ids, group.hits = ids, tonumber(hits) or 0
+  group.bases = call('HMGET', group.base, unpack(ids))
+  group.batched = batch_hits and call('HMGET', group.batch, unpack(ids)) or {}
+  call('HLEN', group.buffer)
 end
 -- the requests, word for word the same in both scripts that take them: one that was counted before
 -- is not counted again (docs/protocol.md, 3.10)
-local field_of, word_of, fields, pair_of, fresh, mark, got, decided, undecided
+local memory, memory_before, ending, fields, pairs_asked, generations, field_of, word_of
+local new_fields, words_now, decided, undecided
 -- a call without requests pays for none of these tables
 if requests > 0 then
-  field_of, word_of, fields, pair_of, fresh = {}, {}, {}, {}, {}
-  got, decided, undecided = {}, {}, {}
+  memory, memory_before = KEYS[#KEYS - 1], KEYS[#KEYS]
+  fields, pairs_asked, generations, field_of, word_of = {}, {}, {}, {}, {}
+  new_fields, words_now, decided, undecided = {}, {}, {}, {}
 end
-for i = 1, requests do
-  local pair, request = tonumber(ARGV[tail + 3 * i - 3]), ARGV[tail + 3 * i - 2]
-  if not ids[pair] or field_of[pair] or request == '' or #request > 64 then
+for at = first_request, #ARGV, 3 do
+  local pair, request, generation = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2]
+  if not ids_of_call[pair] or field_of[pair] or request == '' or #request > 64 then
     return redis.error_reply('BADARG expected for each request the number of a pair of its own, '
       .. 'a name of 1 to 64 bytes, and a generation')
   end
-  local field = #request .. ':' .. request .. ':' .. ids[pair]
-  fields[i], pair_of[i], field_of[pair] = field, pair, field
+  local field, number = #request .. ':' .. request .. ':' .. ids_of_call[pair], #fields + 1
+  fields[number], pairs_asked[number], generations[number] = field, pair, generation
+  field_of[pair] = field
 end
 if requests > 0 then
-  local found = call('HMGET', KEYS[#KEYS - 1], '=now', '=before', '=tag', unpack(fields))
-  local older = call('HMGET', KEYS[#KEYS], '=tag', unpack(fields))
-  mark = found[3] and ' ' .. found[3] or ''
+  local found = call('HMGET', memory, '=now', '=before', '=tag', unpack(fields))
+  local older = call('HMGET', memory_before, '=tag', unpack(fields))
+  local current, previous, own_tag = found[1], found[2], found[3]
+  ending = own_tag and ' ' .. own_tag or ''
   for i, field in ipairs(fields) do
-    local pair, generation = pair_of[i], ARGV[tail + 3 * i - 1]
-    local stored, tag = found[i + 3], found[3]
+    local pair, generation = pairs_asked[i], generations[i]
+    local stored, tag = found[i + 3], own_tag
     if not stored then stored, tag = older[i + 1], older[1] end -- guard: OneGeneration
     if stored then
-      -- without the memory's tag it is from before a reset; empty, of a script that was cut off
-      local ending = tag and ' ' .. tag or ''
-      local word = stored:sub(1, #stored - #ending)
-      local is_known = word ~= '' and word .. ending == stored
+      -- A word without its memory's tag was stored before a reset, and an empty word by a script
+      -- that a crash cut off. Whether such a pair was counted is unknown.
+      local tag_ending = tag and ' ' .. tag or ''
+      local word = stored:sub(1, #stored - #tag_ending)
+      local is_known = word ~= '' and word .. tag_ending == stored
       word_of[pair] = is_known and 'BEFORE:' .. word or 'EXPIRED'
     end
-    local is_current = generation == found[1] or generation == found[2]
+    local is_current = generation == current or generation == previous
     if not is_current then word_of[pair] = 'EXPIRED' end -- guard: AnyGeneration
     if not word_of[pair] then
-      fresh[#fresh + 1] = field
-      fresh[#fresh + 1] = ''
+      new_fields[#new_fields + 1] = field
+      new_fields[#new_fields + 1] = ''
     end
   end
 end
 
-local reply, is_noted, is_long, at = { 'OK' }, false, false, nil
-if fresh and fresh[1] then
-  if caller ~= '' then call('HSET', KEYS[1], caller, n) end
+-- Note the call and its requests. If Redis refuses the first write, as it does where memory is
+-- full, the script ends there, and nothing was done.
+local is_noted = false
+if requests > 0 and new_fields[1] then
+  if caller ~= '' then call('HSET', calls, caller, n) end
   is_noted = caller ~= ''
-  call('HSET', KEYS[#KEYS - 1], unpack(fresh))
+  call('HSET', memory, unpack(new_fields))
 end
-for k = 3, last_key, 4 do
-  local buffer, meta, read = KEYS[k + 1], KEYS[k + 3], reads[k]
-  local bases, cut, arg_before, changes = read.bases, read.cut, read.first - 1, 0
-  local tickets, replaced
-  for i, id in ipairs(read.ids) do
-    local base, field = replaced and replaced[id] or bases[i], requests > 0 and field_of[#reply]
-    local word = field and (word_of[#reply] or got[field] and 'BEFORE:' .. got[field])
-    local row = base and sub(base, 15)
-    local saved = row and tonumber(row)
+
+-- change the counters of each partition
+local reply, pair, is_long, stored_at = { 'OK' }, 0, false, nil
+for _, group in ipairs(groups) do
+  local buffer, meta, bases, batched = group.buffer, group.meta, group.bases, group.batched
+  local change_arg, changes, tickets, replaced = group.first_pair - 1, 0, nil, nil
+  for i, id in ipairs(group.ids) do
+    pair, change_arg = pair + 1, change_arg + 2
+    local field = requests > 0 and field_of[pair]
+    local word = field and (word_of[pair] or words_now[field] and 'BEFORE:' .. words_now[field])
+    local base = replaced and replaced[id] or bases[i]
+    local row = base and sub(base, row_begins)
+    local row_value = row and tonumber(row)
     if word then
       field = nil
-    elseif saved then
-      -- the call is noted before the first hit: where Redis refuses that, nothing is counted
-      if not is_noted then call('HSET', KEYS[1], caller, n) end
-      if not is_noted and caller == '' then call('HDEL', KEYS[1], '') end
-      is_noted = true
-      local change, settled = ARGV[arg_before + 2 * i], saved
-      if cut[i] then settled = saved + (tonumber(cut[i]) or nan) end
+    elseif row_value then
+      -- Unless it was noted with its requests, the call is noted here, before its first change. A
+      -- call without a caller has nothing to note. It writes a field and deletes it, because HSET
+      -- ends the script if Redis takes no writes.
+      if not is_noted then
+        call('HSET', calls, caller, n)
+        if caller == '' then call('HDEL', calls, '') end
+        is_noted = true
+      end
+      local change, settled = ARGV[change_arg], row_value
+      if batched[i] then settled = row_value + (tonumber(batched[i]) or nan) end
       local amount = change == '1' and 1 or tonumber(change) or nan
       local after, waiting, is_broken
-      local ends = settled + amount
-      -- a change that fits without what is pending mostly fits with it, too
-      if ends >= low and ends <= high and settled >= low and settled <= high
+      local sum = settled + amount
+      -- A change that fits without what is pending mostly fits with it, too. So it is added without
+      -- reading the buffer, and taken back if it does not fit.
+      if sum >= low and sum <= high and settled >= low and settled <= high
         and settled % 1 == 0 and amount > -limit and amount < limit then
         local pending = pcall('HINCRBY', buffer, id, change)
         after = type(pending) == 'number' and settled + pending or nil
         if after and (after < low or after > high or pending <= -limit or pending >= limit) then
-          -- then what was pending is not 0, and its field stays
+          -- Only what was pending before can be the cause. So the field is not new, and stays.
           call('HINCRBY', buffer, id, ('%.0f'):format(0 - amount))
           after = nil
         end
@@ -225,53 +262,56 @@ for k = 3, last_key, 4 do
         changes = changes + 1
         is_long = is_long or after >= 1e14 or after <= -1e14
       end
-      word = after or is_broken and 'BADSTATE' or refusal(base, settled, cut[i], waiting)
+      word = after or is_broken and 'BADSTATE' or refusal(base, settled, batched[i], waiting)
     elseif id == '' or #id > 255 then
       word = 'BADID'
     elseif row and not row:find('^ticket ') then
       word = 'BADSTATE'
     end
+    -- without a word the row has to be read: callers that miss a counter share its ticket
     if not word then
-      at = at or ('%013.0f '):format(now_ms or read_clock())
-      if saved or not row then row = 'ticket ' .. name end
+      stored_at = stored_at or ('%013.0f '):format(now_ms or read_clock())
+      if row_value or not row then row = 'ticket ' .. ticket_name end
       tickets = tickets or {}
       tickets[#tickets + 1] = id
-      tickets[#tickets + 1] = at .. row
+      tickets[#tickets + 1] = stored_at .. row
       replaced = replaced or {}
-      replaced[id] = at .. row
-      word = 'MISS:' .. row:sub(8)
+      replaced[id] = stored_at .. row
+      word = 'MISS:' .. row:sub(#'ticket ' + 1)
     end
     if field and (type(word) == 'number' or word:find('^RANGE:')) then
       local text = type(word) == 'number' and ('%.0f'):format(word) or word
-      got[field] = text
-      decided[#decided + 1], decided[#decided + 2] = field, text .. mark
+      words_now[field] = text
+      decided[#decided + 1], decided[#decided + 2] = field, text .. ending
     elseif field then
-      undecided[#undecided + 1] = field -- it may succeed later
+      -- any other word decides nothing: the request may succeed later
+      undecided[#undecided + 1] = field
     end
-    reply[#reply + 1] = word
+    reply[pair + 1] = word
   end
-  if tickets then call('HSET', KEYS[k], unpack(tickets)) end
-  local before, total = read.before, read.before + changes
+  if tickets then call('HSET', group.base, unpack(tickets)) end
+  local before, total = group.hits, group.hits + changes
   if changes > 0 then call('HSET', meta, 'hits', ('%.0f'):format(total)) end
   if changes > 0 and before == 0 then
     call('HSET', meta, 'first_at', ('%.0f'):format(now_ms or read_clock()))
-    -- of a partition that was never configured
-    call('HSETNX', meta, 'incarnation', name) -- guard: Incarnation
+    -- a partition that was never configured has no incarnation
+    call('HSETNX', meta, 'incarnation', ticket_name) -- guard: Incarnation
   end
   if before < 64 and total >= 64 then -- lua/README.md, "Small hashes"
     call('HSET', buffer, '', (' '):rep(256))
     call('HDEL', buffer, '')
   end
 end
-if requests > 0 and undecided[1] then call('HDEL', KEYS[#KEYS - 1], unpack(undecided)) end
-if requests > 0 and decided[1] then call('HSET', KEYS[#KEYS - 1], unpack(decided)) end
+
+-- note the words of requests and pairs; table.concat would write only 14 digits of a number
+if requests > 0 and undecided[1] then call('HDEL', memory, unpack(undecided)) end
+if requests > 0 and decided[1] then call('HSET', memory, unpack(decided)) end
 local words = reply
--- by itself Lua writes 14 digits
 if is_long then
   words = {}
   for i, word in ipairs(reply) do
     words[i] = type(word) == 'number' and ('%.0f'):format(word) or word
   end
 end
-if caller ~= '' then call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(words, ' ', 2)) end
+if caller ~= '' then call('HSET', calls, caller, n .. ' ' .. table.concat(words, ' ', 2)) end
 return reply

@@ -20,31 +20,37 @@
 --   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe: a repeat is HELD
 -- SINCE   0.1.0
+-- CALLER  Partition::seed in src/scripts/partition/cached.rs
+-- VECTORS lua/vectors/cached_seed.json
 
-local calls, base_key, ids = KEYS[1], KEYS[2], {}
-local fit = #KEYS == 2 and #ARGV > 1 and #ARGV < 3002 and #ARGV % 3 == 1
-for i = 2, fit and #ARGV or 0, 3 do
+local calls, base_key, test_ms = KEYS[1], KEYS[2], ARGV[1]
+local ids, tickets, values = {}, {}, {}
+local fits = #KEYS == 2 and #ARGV > 1 and #ARGV < 3002 and #ARGV % 3 == 1
+for i = 2, fits and #ARGV or 0, 3 do
   local id, ticket, value = unpack(ARGV, i, i + 2)
-  ids[#ids + 1] = id
-  fit = fit and id ~= '' and #id < 256 and #ticket == 16
-  fit = fit and (value == '-' or value:find('^%-?%d+$'))
+  ids[#ids + 1], tickets[#tickets + 1], values[#values + 1] = id, ticket, value
+  fits = fits and id ~= '' and #id < 256 and #ticket == 16
+  fits = fits and (value == '-' or value:find('^%-?%d+$'))
 end
-if not fit then
+if not fits then
   return redis.error_reply('BADARG expected calls and base, now_ms, and 1 to 1000 triples')
 end
 
 local time = redis.call('TIME')
-local now_ms = tonumber(ARGV[1]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local at = string.format('%013.0f ', now_ms)
+local now_ms = tonumber(test_ms) or time[1] * 1000 + math.floor(time[2] / 1000)
+local stored_at = string.format('%013.0f ', now_ms)
 local no_row = redis.call('HGET', calls, '=no_row')
 local bases, held = redis.call('HMGET', base_key, unpack(ids)), redis.call('HLEN', base_key)
 
+-- decide which counters get their base
 local reply, seeds, seeded = { 'OK' }, {}, {}
 for i, id in ipairs(ids) do
-  local ticket, value = unpack(ARGV, 3 * i, 3 * i + 1)
+  local ticket, value = tickets[i], values[i]
+  -- a base is 13 digits of the time when it was stored, a space, and the row or a ticket
   local row, word = seeded[id] or bases[i] and bases[i]:sub(15), 'MISS'
   local may_seed = row and row:find('^ticket ')
-  -- the holder of this ticket read the row after the counter was missed: nothing was saved since
+  -- Only this ticket proves that its holder read the row after the counter was missed, and that
+  -- nothing was saved since.
   if row ~= 'ticket ' .. ticket then may_seed = false end -- guard: Ticket
   local is_refused = value == '-' and no_row == 'refused'
   if value == '-' then value = '0' end
@@ -54,17 +60,19 @@ for i, id in ipairs(ids) do
     word = 'BEYOND'
   elseif may_seed then
     word, seeded[id] = 'SEEDED', value
-    seeds[#seeds + 1], seeds[#seeds + 2] = id, at .. value
+    seeds[#seeds + 1], seeds[#seeds + 2] = id, stored_at .. value
   elseif row and not row:find('^ticket ') then
     word = 'HELD'
   end
   reply[i + 1] = word
 end
 
+-- store the bases
 if seeds[1] then
   redis.call('HSET', base_key, unpack(seeds))
-  -- what has only tickets counts as well, so a call may have come from far below
-  if held >= 64 and held < 512 then -- lua/README.md, "Small hashes"
+  -- lua/README.md, "Small hashes". The 64th field may have been a ticket, and a call stores many of
+  -- them at once. So the hash is changed at any length at which it may still be a list.
+  if held >= 64 and held < 512 then
     redis.call('HSET', base_key, '', (' '):rep(256))
     redis.call('HDEL', base_key, '')
   end

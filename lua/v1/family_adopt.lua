@@ -13,10 +13,13 @@
 --   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
+-- CALLER  Partition::adopt in src/scripts/partition/settings.rs
+-- VECTORS lua/vectors/family_adopt.json
 
-if #KEYS < 2 or #KEYS > 4001 or #ARGV ~= 1 or ARGV[1] == '' then
+local calls, database = KEYS[1], ARGV[1]
+if #KEYS < 2 or #KEYS > 4001 or #ARGV ~= 1 or database == '' then
   return redis.error_reply('BADARG expected calls and keys to delete, and the id of a database')
 end
-local database = redis.call('HGET', KEYS[1], '=database') or ''
-if database == '' or database == ARGV[1] then return { 'OWN' } end
+local own_database = redis.call('HGET', calls, '=database') or ''
+if own_database == '' or own_database == database then return { 'OWN' } end
 return { 'OK', redis.call('UNLINK', unpack(KEYS, 2)) }

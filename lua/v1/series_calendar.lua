@@ -17,22 +17,31 @@
 --   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
+-- CALLER  Partition::write_calendars in src/scripts/partition/series.rs
+-- VECTORS lua/vectors/series_calendar.json
 
-local calendar, fits = KEYS[1], #KEYS == 1 and #ARGV >= 5 and #ARGV <= 3001 and #ARGV % 2 == 1
+local calendar, test_ms = KEYS[1], ARGV[1]
+local first_start, last_start
+local fits = #KEYS == 1 and #ARGV >= 5 and #ARGV <= 3001 and #ARGV % 2 == 1
 for i = 2, fits and #ARGV or 0, 2 do
-  fits = fits and ARGV[i]:find('^%-?%d+$') and #ARGV[i] <= 12 and #ARGV[i + 1] == 10
-  fits = fits and (i == 2 or tonumber(ARGV[i]) > tonumber(ARGV[i - 2]))
+  local start_text, date = ARGV[i], ARGV[i + 1]
+  local start = tonumber(start_text)
+  fits = fits and start_text:find('^%-?%d+$') and #start_text <= 12 and #date == 10
+  fits = fits and (not last_start or start > last_start)
+  first_start, last_start = first_start or start, start
 end
 if not fits then
   return redis.error_reply('BADARG expected a calendar; now_ms, 2 to 1500 starts with their dates')
 end
 local time = redis.call('TIME')
-local now_ms = tonumber(ARGV[1]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local now_ms = tonumber(test_ms) or time[1] * 1000 + math.floor(time[2] / 1000)
 local now_s = math.floor(now_ms / 1000)
-if tonumber(ARGV[2]) > now_s or tonumber(ARGV[#ARGV - 1]) <= now_s then
+if first_start > now_s or last_start <= now_s then
   return { 'STALE', string.format('%.0f', now_ms) }
 end
--- an hour more than what has begun, since the clock may step back
+
+-- Divide the known slices into those that stay, and later ones. What begins within an hour stays
+-- like what has begun, since the clock may step back.
 local until_s = now_s + 3600
 local known, stays, later = redis.call('ZRANGE', calendar, 0, -1, 'WITHSCORES'), {}, {}
 local first, last = math.huge, -math.huge
@@ -45,22 +54,27 @@ for i = 1, #known, 2 do
     first, last = math.min(first, start), math.max(last, start)
   end
 end
--- where the list has ended, nothing was counted since
+
+-- Find what the call adds: slices before those that stay, and later ones. It adds none between
+-- them, unless the list has ended: then nothing was counted after the last slice that stays.
 local goes_on, starts, added, removed = next(later) ~= nil, {}, {}, {}
 for i = 2, #ARGV, 2 do
-  local start, date, is_free = tonumber(ARGV[i]), ARGV[i + 1], true
+  local start_text, date, is_free = ARGV[i], ARGV[i + 1], true
+  local start = tonumber(start_text)
   local is_new = start > until_s or start < first or not goes_on and start > last
   if stays[date] or not is_new then is_free = false end -- guard: Begun
   starts[date] = is_free and start or later[date]
   if is_free and later[date] ~= start then
-    added[#added + 1] = ARGV[i]
+    added[#added + 1] = start_text
     added[#added + 1] = date
   end
 end
+
+-- find what it removes: later slices that it moves or leaves out, and all but the last 3,000, which
+-- is more than any window has
 for date, start in pairs(later) do
   if starts[date] ~= start then removed[#removed + 1] = date end
 end
--- more than any window has
 for i = 1, #known - 6000, 2 do removed[#removed + 1] = known[i] end
 if removed[1] then redis.call('ZREM', calendar, unpack(removed)) end
 if added[1] then redis.call('ZADD', calendar, unpack(added)) end

@@ -81,7 +81,8 @@ pub struct State {
     expiries: u8,
     /// The last name that was given out.
     names: Name,
-    /// A save left a value that differs from the row, although it had read the row as it is.
+    /// A save left a value other than the row plus the buffer, although the row had not changed
+    /// since the worker read it.
     saved_wrong_value: bool,
     /// A save replaced a base by an older row.
     saved_old_row: bool,
@@ -176,7 +177,8 @@ pub enum Step {
     WorkerDies(usize),
 }
 
-/// The hit that the outside writer adds to the first row of one or two.
+/// The hit that the outside writer adds. Hits belong to the counters in turn, so this even number
+/// belongs to the first of one or two counters.
 const OUTSIDE: Hit = Hits::CAPACITY - 2;
 
 impl Cached {
@@ -283,8 +285,11 @@ impl Cached {
 
     /// Returns the hits of a counter.
     fn of(&self, hits: Hits, counter: usize) -> Hits {
-        let own = hits.iter().filter(|hit| self.counter(*hit) == counter);
-        let own = own.map(Hits::one).fold(Hits::default(), Add::add);
+        let own = hits
+            .iter()
+            .filter(|hit| self.counter(*hit) == counter)
+            .map(Hits::one)
+            .fold(Hits::default(), Add::add);
         hits.among(own)
     }
 
@@ -299,9 +304,10 @@ impl Cached {
         }
     }
 
-    /// Counts a hit on a counter with a base, unless a bound refuses it. A refusal is not based on an
-    /// old row: the counter is missing again, so that the client reads its row first. With hits
-    /// pending that would be wrong, and the next save brings the row.
+    /// Counts a hit on a counter with a base, unless a bound refuses it. A refusal needs a recent
+    /// row, because the other application may have changed it. So an old base is replaced by a
+    /// ticket, and the client reads the row first. A base with pending hits stays, because the row
+    /// lacks these hits; their save brings the current row.
     fn count_within_bounds(&self, state: &mut State, client: usize, hit: Hit) {
         let counter = self.counter(hit);
         let value = self.value(state, counter).unwrap_or_default();
@@ -579,9 +585,13 @@ impl Model for Cached {
                     return None;
                 };
                 let is_left = self.save_counter(&mut state, id, rows, counter);
-                let counter = counter + 1;
-                state.workers[worker] = if is_left && counter < self.counters {
-                    Worker::ReadBack { id, rows, counter }
+                let next = counter + 1;
+                state.workers[worker] = if is_left && next < self.counters {
+                    Worker::ReadBack {
+                        id,
+                        rows,
+                        counter: next,
+                    }
                 } else {
                     Worker::Idle
                 };
@@ -699,8 +709,9 @@ impl Model for Cached {
                         _ => None,
                     });
                     state.redis.entries.iter().any(|entry| {
-                        let sharing = tickets.clone();
-                        let sharing = sharing.filter(|ticket| *entry == Entry::Ticket(**ticket));
+                        let sharing = tickets
+                            .clone()
+                            .filter(|ticket| *entry == Entry::Ticket(**ticket));
                         sharing.count() > 1
                     })
                 },

@@ -76,15 +76,15 @@ fn run(
     let start = Instant::now();
     let mut reported = start;
     // Breadth first, so that a counterexample is a short one.
-    let checker = model.checker().finish_when(finish_when).spawn_bfs();
-    while !checker.is_done() {
+    let running = model.checker().finish_when(finish_when).spawn_bfs();
+    while !running.is_done() {
         sleep(Duration::from_millis(5));
         if reported.elapsed() >= Duration::from_secs(1) {
-            progress(checker.unique_state_count());
+            progress(running.unique_state_count());
             reported = Instant::now();
         }
     }
-    let checker = checker.join();
+    let checker = running.join();
 
     let mut discoveries = checker.discoveries();
     let mut failures = Vec::new();
@@ -105,7 +105,8 @@ fn run(
             });
         }
     }
-    // A check that stops at a counterexample has not looked for the remaining examples.
+    // A check that stops at a counterexample may not have reached the examples of `sometimes`
+    // properties. They are no failures then.
     if failures
         .iter()
         .any(|failure| failure.counterexample.is_some())

@@ -74,6 +74,8 @@ pub enum Mistake {
     KeepEpoch,
     /// The probe completes the ledger although the batch is still in Redis.
     CompleteInFlight,
+    /// A worker does not report that the ledger is behind the batch before its own.
+    ApplyWithoutReport,
     /// A reader treats a batch that is partly applied as applied.
     ReadPartAsWhole,
     /// A reader treats a batch that is partly applied as not applied.
@@ -109,9 +111,11 @@ pub struct State {
     calls: u8,
     /// The calls that may arrive again, with the epoch that they name.
     repeats: BTreeMap<Hit, Name>,
-    /// The hits that a crash took from Redis before they were stored, or a failover from the
-    /// database.
+    /// The hits that may be missing: those that a crash took from Redis before they were stored,
+    /// and those whose loss from the database was reported or can no longer be proven.
     lost: Hits,
+    /// The hits that a failover took from the database, and that were not reported yet.
+    missing: Hits,
     /// The hits that were reported as dropped when the partition began anew, and were not stored
     /// then.
     dropped: Hits,
@@ -177,7 +181,7 @@ enum Reader {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Wrong {
     dropped_without_proof: bool,
-    completed_without_failover: bool,
+    reported_without_failover: bool,
     read_misses: bool,
     read_repeats: bool,
 }
@@ -302,6 +306,7 @@ impl Deltas {
         }
         // A hit that is counted again is neither lost nor dropped any longer.
         state.lost = state.lost.without(Hits::one(hit));
+        state.missing = state.missing.without(Hits::one(hit));
         state.dropped = state.dropped.without(Hits::one(hit));
     }
 
@@ -316,6 +321,11 @@ impl Deltas {
             .without(after);
         state.dropped = state.dropped.without(after);
         state.lost = state.lost.union(state.reported());
+        if self.crash != Crash::ToLastFsync {
+            // With its memory of the last cut, Redis has lost the proof that the database had these
+            // hits. No report of their loss is expected any more.
+            state.lost = state.lost.union(std::mem::take(&mut state.missing));
+        }
         state.crashes += 1;
     }
 
@@ -325,7 +335,8 @@ impl Deltas {
             return;
         }
         let pending = state.redis.pending();
-        // a failover may take the proof away
+        // The worker saw the proof in the ledger when it decided on this step. A failover may have
+        // set that ledger back since, so the proof is looked for only without failovers.
         let proven =
             state.failovers > 0 || state.database.ledger.proves_set_back(state.redis.last_cut);
         state.wrong.dropped_without_proof |= !pending.is_empty() && !proven;
@@ -370,6 +381,9 @@ impl Deltas {
         } else {
             &to_add[..]
         };
+        if row.is_behind_before(id) && !self.makes(Mistake::ApplyWithoutReport) {
+            state.report();
+        }
         let mut left = Hits::default();
         if let Some(last) = part.last() {
             for hit in part {
@@ -392,11 +406,24 @@ impl Deltas {
     }
 
     /// The database loses what the replica lacks.
-    fn fail_over(state: &mut State) {
+    fn fail_over(&self, state: &mut State) {
         let before = std::mem::replace(&mut state.database, state.replica.clone());
         let lost = before.rows.without(state.database.rows);
-        state.lost = state.lost.union(lost.without(state.redis.pending()));
+        self.lose(state, lost.without(state.redis.pending()));
         state.failovers += 1;
+    }
+
+    /// Notes hits that the database lost. Redis can prove the loss, so it must be reported, unless
+    /// Redis may have lost memory, too.
+    fn lose(&self, state: &mut State, hits: Hits) {
+        let has_proof = self.crash == Crash::ToLastFsync || state.crashes == 0;
+        let unreported = hits.without(state.lost);
+        let noted = if has_proof {
+            &mut state.missing
+        } else {
+            &mut state.lost
+        };
+        *noted = noted.union(unreported);
     }
 
     /// Completes the ledger for a batch that Redis has released, and reports its hits as lost.
@@ -406,12 +433,13 @@ impl Deltas {
             return;
         }
         state.database.ledger.advance(id, None);
-        state.wrong.completed_without_failover |= state.failovers == 0;
+        state.report();
         state.lost = state.lost.union(state.reported());
     }
 
-    /// Returns whether the reader may ask the replica: a copy without the incarnation's row lacks
-    /// batches of it then.
+    /// Returns whether the reader may ask the replica: once a batch of the incarnation was
+    /// released. From then on the ledger has a row of the incarnation, and a replica without it is
+    /// known to lag.
     fn may_ask_replica(&self, state: &State) -> bool {
         let Reader::AskedRedis {
             batch, last_cut, ..
@@ -474,9 +502,9 @@ impl Deltas {
             Some(_) => row.seq < last_cut.seq && !is_before,
             None => row.lacks(last_cut),
         };
-        let is_behind = is_behind && !self.makes(Mistake::ReadReplicaBehind);
+        let is_replica_behind = is_behind && !self.makes(Mistake::ReadReplicaBehind);
         state.reader = Reader::Idle;
-        if is_newer || is_behind || (is_other && !self.makes(Mistake::ReadWithoutNonce)) {
+        if is_newer || is_replica_behind || (is_other && !self.makes(Mistake::ReadWithoutNonce)) {
             return;
         }
         let is_part = row.seq == last_cut.seq && row.position.is_some();
@@ -507,7 +535,7 @@ impl Deltas {
 }
 
 impl State {
-    /// Returns the hits that the database does not have according to its ledger.
+    /// Returns the pending hits that the database does not have according to its ledger.
     fn not_stored(&self) -> Hits {
         let id = self.redis.last_cut;
         let row = self.database.ledger.row(id.incarnation);
@@ -519,11 +547,27 @@ impl State {
             .fold(self.redis.buffer, |sum, hit| sum + hit)
     }
 
-    /// Returns the hits in Redis that were reported as lost when the ledger was completed: Redis
-    /// was set back since, too.
+    /// Returns the hits of the batch that the database has according to its ledger, but lacks. They
+    /// were reported as lost when the ledger was completed for the released batch. Redis was set
+    /// back since, too, and has the batch again.
     fn reported(&self) -> Hits {
         let batch = self.redis.batch.unwrap_or_default();
         batch.without(self.not_stored()).without(self.database.rows)
+    }
+
+    /// Reports that the database was set back.
+    fn report(&mut self) {
+        self.wrong.reported_without_failover |= self.failovers == 0;
+        self.lost = self.lost.union(std::mem::take(&mut self.missing));
+    }
+
+    /// Returns whether Redis has released a batch that the ledger lacks, or lacks a part of.
+    fn shows_database_set_back(&self) -> bool {
+        let row = self.database.ledger.row(self.redis.last_cut.incarnation);
+        match self.redis.batch {
+            Some(_) => row.is_behind_before(self.redis.last_cut),
+            None => row.lacks(self.redis.last_cut),
+        }
     }
 
     fn acknowledged(&self) -> Hits {
@@ -533,8 +577,8 @@ impl State {
     }
 
     fn finish_read(&mut self, value: Hits, expected: Hits) {
-        let expected = expected.without(self.lost).without(self.dropped);
-        self.wrong.read_misses |= !value.contains_all(expected);
+        let still_expected = expected.without(self.lost).without(self.dropped);
+        self.wrong.read_misses |= !value.contains_all(still_expected);
         self.wrong.read_repeats |= value.has_repeats();
     }
 }
@@ -562,6 +606,7 @@ impl Model for Deltas {
             calls: 0,
             repeats: BTreeMap::new(),
             lost: Hits::default(),
+            missing: Hits::default(),
             dropped: Hits::default(),
             crashes: 0,
             failovers: 0,
@@ -688,7 +733,7 @@ impl Model for Deltas {
                 let id = state.released.take()?;
                 Self::complete(&mut state, id);
             }
-            Step::FailOver => Self::fail_over(&mut state),
+            Step::FailOver => self.fail_over(&mut state),
             Step::ReaderAsksDatabaseFirst => {
                 state.reader = Reader::AskedDatabaseFirst {
                     incarnation: state.redis.last_cut.incarnation,
@@ -756,9 +801,11 @@ impl Model for Deltas {
                 }
                 if state.redis.last_cut == id {
                     let batch = state.redis.batch.take().unwrap_or_default();
-                    // a failover after its last part
+                    // A failover after the last part of the batch may have taken hits of it from
+                    // the database. The worker does not know, and releases them.
                     if state.failovers > 0 {
-                        state.lost = state.lost.union(batch.without(state.database.rows));
+                        let lost = batch.without(state.database.rows);
+                        self.lose(&mut state, lost);
                     }
                 }
             }
@@ -778,6 +825,7 @@ impl Model for Deltas {
                     let there = state.database.rows.union(state.redis.pending());
                     there
                         .union(state.lost)
+                        .union(state.missing)
                         .union(state.dropped)
                         .contains_all(Hits::first(state.calls))
                 },
@@ -795,8 +843,15 @@ impl Model for Deltas {
                 |_, state: &State| !state.wrong.dropped_without_proof,
             ),
             Property::always(
-                "the probe completes only the ledger of a database that was set back",
-                |_, state: &State| !state.wrong.completed_without_failover,
+                "a database that lost a batch is always reported",
+                |_, state: &State| {
+                    let there = state.database.rows.union(state.not_stored());
+                    state.missing.without(there).is_empty() || state.shows_database_set_back()
+                },
+            ),
+            Property::always(
+                "only a database that was set back is reported",
+                |_, state: &State| !state.wrong.reported_without_failover,
             ),
             Property::sometimes(
                 "everything is stored at the end",
@@ -912,7 +967,21 @@ impl Model for Deltas {
                 |_, state: &State| {
                     state.released.is_some_and(|id| {
                         let row = state.database.ledger.row(id.incarnation);
-                        row.lacks(id) && !state.lost.is_empty()
+                        row.lacks(id) && !state.missing.is_empty()
+                    })
+                },
+            ));
+        }
+        if self.failovers > 0 {
+            properties.push(Property::sometimes(
+                "a worker finds that the database was set back",
+                |_, state: &State| {
+                    state.workers.iter().any(|worker| match worker {
+                        Worker::Fetched { id, .. } => {
+                            let row = state.database.ledger.row(id.incarnation);
+                            row.is_behind_before(*id) && !state.missing.is_empty()
+                        }
+                        _ => false,
                     })
                 },
             ));

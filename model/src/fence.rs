@@ -170,7 +170,8 @@ impl Fence {
         } else if self.makes(Mistake::EqualNumbers) {
             (0, call.number)
         } else {
-            // steps of any other size would do
+            // Copies take steps of equal size from different starts, so no two make calls with
+            // equal numbers. Callers take random steps, to the same effect.
             let copies = self.calls.len() as u8;
             (0, call.number * copies + call.caller as u8)
         }
@@ -412,7 +413,8 @@ impl Model for Fence {
             Property::always(
                 "no caller waits for a call that is refused as late",
                 |model: &Self, state: &State| {
-                    // that of a copy may be: its outcome is unknown
+                    // A copy may wait for such a call, because the number of another copy can be
+                    // higher under the same name. The outcome of its call is then unknown.
                     model.copies
                         || state.sent.iter().all(|(call, sent)| {
                             let is_awaited =

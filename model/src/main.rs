@@ -55,7 +55,7 @@ fn main() -> ExitCode {
 
 fn case(name: &'static str, model: impl Checkable) -> Case {
     let check = Box::new(move || {
-        // One line that is overwritten on a terminal, a line each second in a log.
+        // A terminal shows one line, which is overwritten. A log gets a line each second.
         let is_terminal = stderr().is_terminal();
         check(model, |states| {
             if is_terminal {

@@ -75,9 +75,10 @@ pub struct State {
     sent: BTreeMap<Call, u8>,
     /// The decision with which the hit in the database was counted.
     stored: Decided,
-    /// The database contains the hit twice where it must not.
+    /// The database contains the hit twice, although an earlier decision should have kept it from
+    /// counting again.
     doubled: bool,
-    /// A process was notified of another decision than the application had acted on.
+    /// Redis made another decision than before, on which the application may have acted.
     changed: bool,
     /// A process was notified that the hit counted, but no hit exists.
     invented: bool,
@@ -90,13 +91,15 @@ pub struct State {
     crashes: u8,
     deletions: u8,
     generations: u8,
-    /// The number of generations that Redis has forgotten or begun.
+    /// The time, counted in generations.
     time: Time,
     /// The last name that was given out.
     names: Name,
 }
 
-/// The number of generations that have begun, and two for each time that Redis lost both memories.
+/// A time, counted in generations: one passes when a generation begins, and two when Redis loses
+/// both memories at once, or a reset makes them unknown. So Redis may remember a decision until the
+/// time is two higher.
 type Time = u8;
 
 /// The decisions that no crash has reverted.
@@ -142,7 +145,8 @@ struct Progress {
     missed: bool,
     /// A call may have been executed.
     in_doubt: bool,
-    /// The call that it awaits the reply to, and whether one before it may have been executed.
+    /// The call whose reply it awaits, and whether an earlier call of the attempt may have been
+    /// executed.
     waiting: Option<(Call, bool)>,
 }
 
@@ -160,7 +164,8 @@ struct Redis {
     refuses: bool,
     /// The hits that are not in the database yet.
     pending: Hits,
-    /// One of them is in the database, too, or pending twice, where it must not.
+    /// One of them is in the database, too, or was pending before, although an earlier decision
+    /// should have kept it from counting again.
     doubles: bool,
     /// The number of the last batch.
     seq: u8,
@@ -279,11 +284,9 @@ impl Requests {
         if !redis.knows(generation) && !self.makes(Mistake::NoGeneration) {
             return Some(Reply::Expired);
         }
-        let earlier = redis.previous_memory;
-        let earlier = [redis.memory]
-            .into_iter()
-            .chain((!self.makes(Mistake::OneMemory)).then_some(earlier));
-        let found = earlier.into_iter().find(|one| one.decision.is_some())?;
+        let previous = (!self.makes(Mistake::OneMemory)).then_some(redis.previous_memory);
+        let mut memories = [redis.memory].into_iter().chain(previous);
+        let found = memories.find(|one| one.decision.is_some())?;
         if found.is_outdated {
             return Some(Reply::Expired);
         }
@@ -312,23 +315,24 @@ impl Requests {
         } else {
             Decision::Counted
         };
-        // a decision is remembered for one more generation, and for every call whose process knew
-        // its generation before
+        // An earlier decision must hold for this call in three cases: the application stored the
+        // generation before its first request; the process received the generation, which the call
+        // names, before the decision; or at most one generation has begun since the decision.
         let (_, asked) = call.generation;
-        let earlier = [&redis.decided, &state.stored].into_iter();
-        let earlier = earlier
+        let earlier: Vec<_> = [&redis.decided, &state.stored]
+            .into_iter()
             .filter_map(|decided| decided.last)
-            .filter(|(_, at)| self.since || asked <= *at || time <= at + 1);
-        let earlier: Vec<_> = earlier.collect();
+            .filter(|(_, at)| self.since || asked <= *at || time <= at + 1)
+            .collect();
         if decision == Decision::Counted {
             let is_counted = (state.database + redis.pending).contains(HIT);
             redis.doubles |= is_counted && !earlier.is_empty();
             redis.pending = redis.pending.union(Hits::one(HIT));
             redis.decided.counted_by.insert(call.attempt);
         }
-        let is_other =
-            |(earlier, _): (Decision, Time)| earlier != decision && Decision::Missed != earlier;
-        state.changed |= earlier.into_iter().any(is_other);
+        state.changed |= earlier
+            .into_iter()
+            .any(|(other, _)| other != decision && other != Decision::Missed);
         if decision != Decision::Missed {
             redis.decided.last = Some((decision, time));
         }
@@ -347,8 +351,8 @@ impl Requests {
         let process = &mut state.processes[number];
         let mut progress = process.progress.take()?;
         let (_, was_in_doubt) = progress.waiting.take()?;
-        // without the fence only a connection that never resends proves that this was the only
-        // arrival
+        // The model has no fence, so a copy of the call may have arrived before this one. Only a
+        // connection that never resends rules that out.
         progress.in_doubt = was_in_doubt || !self.sends_once;
         process.progress = match reply {
             Reply::Decided(Decision::Counted) => {
@@ -364,8 +368,10 @@ impl Requests {
             Reply::Expired => {
                 progress.in_doubt &= !self.makes(Mistake::ExpiredIsProof);
                 process.known = None;
-                // nothing is known of a generation that the application stored, or that an earlier
-                // call named
+                // EXPIRED means that Redis no longer knows decisions of the generation. If the
+                // application stored the generation, or an earlier call that may have been executed
+                // named it, that may include the decision on this request. A call in a newer
+                // generation could then count it twice, so the attempt ends.
                 if self.since || progress.in_doubt {
                     if !progress.in_doubt {
                         state.denied.insert((number, process.attempt));
@@ -424,8 +430,8 @@ impl Requests {
         redis.decided = Decided::default();
     }
 
-    /// Forgets calls whose arrival changes nothing: none waits for them, and their generation has
-    /// ended.
+    /// Forgets calls whose arrival changes nothing, so that fewer states differ: no process waits
+    /// for them, and their generation has ended.
     fn forget_late(&self, state: &mut State) {
         let may_return = state.crashes < self.crashes;
         let is_unnamed = self.makes(Mistake::NoGeneration) || self.makes(Mistake::NamesOfCallers);
@@ -614,7 +620,8 @@ impl Model for Requests {
                 state.redis.seq = state.ledger;
                 state.redis.pending = state.redis.pending.without(durable);
                 if self.crash == Crash::ToLastFsync {
-                    // a batch is durable before it is in the database, and so is its cut
+                    // A batch reaches the database only after its cut is durable. So the saved
+                    // state has the cut as well, and these hits are not pending in it.
                     state.saved.pending = state.saved.pending.without(durable);
                     state.saved.seq = state.ledger;
                 }

@@ -114,11 +114,14 @@ impl Add for Hits {
 
 impl Debug for Hits {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> Result {
-        let copies = |hit: Hit| if self.repeated & 1 << hit != 0 { 2 } else { 1 };
-        formatter
-            .debug_list()
-            .entries(self.iter().flat_map(|hit| vec![hit; copies(hit)]))
-            .finish()
+        let mut list = formatter.debug_list();
+        for hit in self.iter() {
+            list.entry(&hit);
+            if self.repeated & 1 << hit != 0 {
+                list.entry(&hit);
+            }
+        }
+        list.finish()
     }
 }
 
@@ -232,6 +235,12 @@ impl LedgerRow {
     /// Returns whether the row lacks the last cut that Redis remembers, or a part of it.
     pub fn lacks(self, last_cut: BatchId) -> bool {
         self.seq < last_cut.seq || (self.seq == last_cut.seq && self.position.is_some())
+    }
+
+    /// Returns whether the row lacks the batch before this one, or a part of it, although Redis
+    /// released that before it cut this one.
+    pub fn is_behind_before(self, batch: BatchId) -> bool {
+        self.seq + 1 < batch.seq || (self.seq + 1 == batch.seq && self.position.is_some())
     }
 
     /// Returns whether the row says that the database contains the part of `batch` that is `hit`.

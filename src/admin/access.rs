@@ -85,7 +85,7 @@ const TICKETS: [&str; 2] = ["HSET", "TIME"];
 pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>> {
     // EVAL is sent only if Redis does not know a script
     let mut eval = redis::cmd("EVAL");
-    // those of an undeclared cluster lie in several slots
+    // an undeclared cluster refuses this call, because its keys lie in several slots
     let partitions = if redis.is_cluster() { 1 } else { PARTITIONS };
     eval.arg("return").arg(partitions);
     for number in 0..partitions {
@@ -95,8 +95,10 @@ pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>>
         return lacks(family, "eval", error).map(|rule| vec![rule]);
     }
     let used = commands_of(family, Role::Reconciler);
-    let is_used = |words: &&str| used.contains(command_of(words));
-    let called: Vec<_> = CALLED.into_iter().filter(is_used).collect();
+    let called: Vec<_> = CALLED
+        .into_iter()
+        .filter(|words| used.contains(command_of(words)))
+        .collect();
     let keys = [Keys::new(family, 0).probe()];
     let mut reply = match bundle::expect_ok(redis, "family_try", &keys, &called).await {
         Ok(reply) => reply,
@@ -105,8 +107,7 @@ pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>>
     let mut missing = reply.read_all(reply.left(), |reply| {
         reply.text().map(|command| format!("+{command}"))
     })?;
-    let of_wanted = bundle::expect_ok(redis, "family_try", &[WANTED], &["EXISTS @"]);
-    if let Err(error) = of_wanted.await {
+    if let Err(error) = bundle::expect_ok(redis, "family_try", &[WANTED], &["EXISTS @"]).await {
         lacks(family, "evalsha", error)?;
         missing.push(format!("~{WANTED}"));
     }
@@ -137,9 +138,9 @@ pub fn explain(family: &Family, error: Error) -> Error {
 }
 
 fn lacking(family: &Family, rules: &[String]) -> Error {
-    let rules = rules.join(" ");
     let message = format!(
-        "{family}: the Redis user lacks {rules} (or rename-command hides it, see docs/operations.md)"
+        "{family}: the Redis user lacks {} (or rename-command hides it, see docs/operations.md)",
+        rules.join(" ")
     );
     Error::new(ErrorKind::AccessDenied, message)
 }
@@ -150,14 +151,13 @@ pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
         .iter()
         .map(|family| (family.kind(), family))
         .collect();
-    let refusals = join_all(kinds.values().map(|family| refuse_lacking(redis, family))).await;
-    let refusals = refusals
-        .into_iter()
-        .filter_map(Result::err)
-        .filter(|error| error.kind() == ErrorKind::AccessDenied);
+    let checks = join_all(kinds.values().map(|family| refuse_lacking(redis, family))).await;
     let advice = "Add it with ACL SETUSER, or remove rename-command from redis.conf: a script that is refused halfway leaves half \
          of its writes.";
-    refusals
+    checks
+        .into_iter()
+        .filter_map(Result::err)
+        .filter(|error| error.kind() == ErrorKind::AccessDenied)
         .map(|error| Finding::error("redis acl", format!("{error:#}"), advice))
         .collect()
 }
@@ -190,32 +190,32 @@ fn key_pattern(family: &Family) -> String {
 
 /// Returns the commands that a user of that role sends for a family, in scripts and directly.
 fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
-    let is_called = |script: &&Script| {
-        let mut prefixes = family.scripts().iter();
-        let is_of_kind = prefixes.any(|prefix| script.name.starts_with(prefix));
-        match role {
-            Role::Reconciler => is_of_kind || script.kind() == "family",
-            Role::Writer => {
-                WRITING.contains(&script.name) && [family.kind(), "family"].contains(&script.kind())
-            }
-            Role::Reader => is_of_kind && READING.contains(&script.name),
-        }
-    };
-    let commands = |script: &'static Script| {
-        let issues_tickets = script.name != "cached_get" || role != Role::Reader;
-        script
-            .commands()
-            .filter(move |command| issues_tickets || !TICKETS.contains(command))
-    };
-    let mut sent = vec!["EVAL", "EVALSHA"];
+    let mut commands = BTreeSet::from(["EVAL", "EVALSHA"]);
     if role == Role::Reconciler {
-        sent.push("INFO");
+        commands.insert("INFO");
     }
-    Script::all()
-        .filter(is_called)
-        .flat_map(commands)
-        .chain(sent)
-        .collect()
+    for script in Script::all().filter(|script| is_called(script, family, role)) {
+        let issues_tickets = script.name != "cached_get" || role != Role::Reader;
+        commands.extend(
+            script
+                .commands()
+                .filter(|command| issues_tickets || !TICKETS.contains(command)),
+        );
+    }
+    commands
+}
+
+/// Returns whether a user of that role calls the script for a family.
+fn is_called(script: &Script, family: &Family, role: Role) -> bool {
+    let mut prefixes = family.scripts().iter();
+    let is_of_kind = prefixes.any(|prefix| script.name.starts_with(prefix));
+    match role {
+        Role::Reconciler => is_of_kind || script.kind() == "family",
+        Role::Writer => {
+            WRITING.contains(&script.name) && [family.kind(), "family"].contains(&script.kind())
+        }
+        Role::Reader => is_of_kind && READING.contains(&script.name),
+    }
 }
 
 /// Returns the ACL rule that a user needs to send this command, or the error if it has another

@@ -21,14 +21,13 @@ pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<
         .filter(|family| role != Role::Writer || family.is_cached())
         .collect();
     let writes = role == Role::Reconciler;
-    let is_needed = |name: &&str| match role {
-        Role::Reconciler => true,
-        Role::Writer => *name == "counterfoil_families" && !concerned.is_empty(),
-        Role::Reader => ["counterfoil_families", "counterfoil_ledger"].contains(name),
-    };
     let own = schema::tables()
         .map(|table| table.name)
-        .filter(is_needed)
+        .filter(|name| match role {
+            Role::Reconciler => true,
+            Role::Writer => *name == "counterfoil_families" && !concerned.is_empty(),
+            Role::Reader => ["counterfoil_families", "counterfoil_ledger"].contains(name),
+        })
         .map(|name| (name, writes));
     let of_families = concerned.iter().map(|family| {
         let table = family.table.as_ref();
@@ -41,17 +40,19 @@ pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<
         *tables.entry(in_schema(name, schema)).or_default() |= inserts;
     }
     let rejects = in_schema("counterfoil_rejects", schema);
-    let grant = |(table, inserts): (String, bool)| {
-        let privileges = match (writes, inserts) {
-            (false, _) => "SELECT",
-            (true, false) => "SELECT, UPDATE",
-            // a reject that its row took is deleted
-            (true, true) if table == rejects => "SELECT, INSERT, UPDATE, DELETE",
-            (true, true) => "SELECT, INSERT, UPDATE",
-        };
-        statement(privileges, &table, user)
-    };
-    tables.into_iter().map(grant).collect()
+    tables
+        .into_iter()
+        .map(|(table, inserts)| {
+            let privileges = match (writes, inserts) {
+                (false, _) => "SELECT",
+                (true, false) => "SELECT, UPDATE",
+                // a reject that its row took is deleted
+                (true, true) if table == rejects => "SELECT, INSERT, UPDATE, DELETE",
+                (true, true) => "SELECT, INSERT, UPDATE",
+            };
+            statement(privileges, &table, user)
+        })
+        .collect()
 }
 
 /// Returns the statement that grants a user, written as for [`grants`], these privileges on a

@@ -3,21 +3,22 @@
 
 pub(crate) mod access;
 pub(crate) mod backlog;
-mod clock;
-mod finding;
 mod grants;
-mod mysql;
 pub(crate) mod redis;
 
 pub use self::access::acl_rules;
 pub use self::backlog::Backlog;
-pub use self::finding::{Finding, Severity};
 pub use self::grants::{grant, grants};
 pub use self::redis::RedisState;
+pub use crate::finding::{Finding, Severity};
 pub use crate::scripts::bundle::Script;
 #[doc(hidden)]
+pub use crate::store::mysql::options::is_loopback;
+#[doc(hidden)]
 pub use crate::store::mysql::statement::table_name;
-pub use crate::store::mysql::{Drift, Overview, Purged, RecountRun, Reject, Retried};
+pub use crate::store::mysql::{
+    Drift, Loss, Overview, PurgeSummary, RecountRun, Reject, RetrySummary, SetBack,
+};
 
 /// The purpose of a user of Redis and of the database. It determines the privileges of the user,
 /// which [`acl_rules`] and [`grants`](grants()) return as statements.

@@ -6,12 +6,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, FromRedisValue, Value};
 
-use crate::admin::finding::{version_numbers, warn_of};
-use crate::admin::{Finding, Severity, clock};
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::kind::Kind;
+use crate::finding::{Finding, Severity, clock, version_numbers, warn_of};
 use crate::scripts::bundle;
 
 /// Refuses a `maxmemory-policy` that evicts counts: any that evicts all keys, and, for families
@@ -63,8 +62,8 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
     let fsync = config(redis, "appendfsync").await;
     let save = config(redis, "save").await;
     for (name, node) in nodes.iter().filter(is_primary) {
-        let server = format!("redis {name}");
-        let server = server.trim_end();
+        let subject = format!("redis {name}");
+        let server = subject.trim_end();
         let found = [
             of_server(name, node),
             memory(node, families),
@@ -77,17 +76,16 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
                 families,
             ),
         ];
-        findings.extend(found.into_iter().flatten().map(|mut found| {
-            found.subject = format!("{server} {}", found.subject);
-            found
-        }));
-        // Redis 7.0 and later
-        let time = setting(node, "server_time_usec")
-            .parse()
-            .ok()
-            .map(|micros| UNIX_EPOCH + Duration::from_micros(micros));
-        let effect = "hits count in the slices and days of its clock";
-        findings.extend(time.and_then(|time| clock::finding(server, time, &asked, effect)));
+        for mut finding in found.into_iter().flatten() {
+            finding.subject = format!("{server} {}", finding.subject);
+            findings.push(finding);
+        }
+        // only Redis 7.0 and later report their time
+        if let Ok(micros) = setting(node, "server_time_usec").parse() {
+            let time = UNIX_EPOCH + Duration::from_micros(micros);
+            let effect = "hits count in the slices and days of its clock";
+            findings.extend(clock::finding(server, time, &asked, effect));
+        }
     }
     findings
 }
@@ -177,9 +175,10 @@ fn refusal(node: &Info, perhaps: bool) -> Option<Finding> {
             "Check the replicas, and the network between the servers.",
         ),
     ];
-    let mut reasons = REASONS.iter().skip(usize::from(!perhaps));
-    let (_, _, message, advice) =
-        *reasons.find(|(name, value, ..)| setting(node, name) == *value)?;
+    let (_, _, message, advice) = *REASONS
+        .iter()
+        .skip(usize::from(!perhaps))
+        .find(|(name, value, ..)| setting(node, name) == *value)?;
     Some(Finding::error("writes", message, advice))
 }
 
@@ -190,51 +189,68 @@ fn persistence(
     save: Option<&str>,
     families: &[Family],
 ) -> Option<Finding> {
-    let finding = |severity, message: String, advice: &str| {
-        Some(Finding::new(severity, "persistence", message, advice))
-    };
-    if !aof {
-        let (with, loses) = match save {
-            Some("") => ("without persistence", "what is not yet in the database"),
-            Some(_) => ("with RDB snapshots only", LOSES),
-            None => ("without appendonly", LOSES),
-        };
-        let mut families = families.iter();
-        if let Some(family) = families.find(|family| matches!(family.kind, Kind::Visitors(_))) {
-            let message = format!(
-                "{with} a crash of Redis forgets known visitors: {family} counts them again"
-            );
-            return finding(Severity::Error, message, "Set appendonly yes.");
-        }
-        let advice = "No hit counts twice, but for requests (add_once, incr_once) that Redis forgot and the application \
-                      repeats. If neither may happen, set appendonly yes.";
-        let message = format!("{with} a crash of Redis loses {loses}");
-        return finding(Severity::Warning, message, advice);
-    }
-    if fsync == Some("always") {
-        return None;
-    }
     // Redis itself delays writes when an fsync takes longer than 2 s
-    let is_hasty = |family: &&Family| family.durability().settle() < Duration::from_secs(2);
-    if let Some(family) = families.iter().find(is_hasty) {
-        let message = format!(
-            "appendfsync is {}, and the durability of family {family} is {}: after a crash of the machine Redis can be \
-             behind the database, and hits are dropped until that is detected",
-            fsync.unwrap_or("not visible"),
-            family.durability()
-        );
-        let advice = "Give the family Durability::Settle with 2.5 s, or set appendfsync always.";
-        return finding(Severity::Warning, message, advice);
-    }
-    let (severity, lost) = match fsync {
-        Some("everysec") => (Severity::Info, "up to the last 2 s of"),
-        _ => (Severity::Warning, "an unknown number of"),
+    let mut hasty = families
+        .iter()
+        .filter(|family| family.durability().settle() < Duration::from_secs(2));
+    let (severity, message, advice) = if !aof {
+        without_aof(save, families)
+    } else if fsync == Some("always") {
+        return None;
+    } else if let Some(family) = hasty.next() {
+        (
+            Severity::Warning,
+            format!(
+                "appendfsync is {}, and the durability of family {family} is {}: after a crash of the machine Redis can be \
+                 behind the database, and hits are dropped until that is detected",
+                fsync.unwrap_or("not visible"),
+                family.durability()
+            ),
+            "Give the family durability = \"2.5s\", or set appendfsync always.",
+        )
+    } else if let Some(fsync) = fsync {
+        let (severity, lost) = match fsync {
+            "everysec" => (Severity::Info, "up to the last 2 s of"),
+            _ => (Severity::Warning, "an unknown number of"),
+        };
+        (
+            severity,
+            format!("with appendfsync {fsync} a crash of the machine loses {lost} hits"),
+            "No hit counts twice. Set appendfsync always to lose none, or everysec to lose at most 2 s.",
+        )
+    } else {
+        (
+            Severity::Info,
+            "appendfsync was not checked: the Redis user may not read it, as is safest".to_owned(),
+            "CONFIG GET appendfsync shows it to an administrator: with everysec a crash of the machine loses at most the last \
+             2 s of hits, and with always none.",
+        )
     };
-    let fsync = fsync.unwrap_or("that the server does not show");
-    finding(
-        severity,
-        format!("with appendfsync {fsync} a crash of the machine loses {lost} hits"),
-        "No hit counts twice. Set appendfsync always to lose none, or everysec to lose at most 2 s.",
+    Some(Finding::new(severity, "persistence", message, advice))
+}
+
+/// Returns the severity, message and advice for a Redis without an append-only file.
+fn without_aof(save: Option<&str>, families: &[Family]) -> (Severity, String, &'static str) {
+    let (with, loses) = match save {
+        Some("") => ("without persistence", "what is not yet in the database"),
+        Some(_) => ("with RDB snapshots only", LOSES),
+        None => ("without appendonly", LOSES),
+    };
+    if let Some(family) = families
+        .iter()
+        .find(|family| matches!(family.kind, Kind::Visitors(_)))
+    {
+        return (
+            Severity::Error,
+            format!("{with} a crash of Redis forgets known visitors: {family} counts them again"),
+            "Set appendonly yes.",
+        );
+    }
+    (
+        Severity::Warning,
+        format!("{with} a crash of Redis loses {loses}"),
+        "No hit counts twice, but for requests (add_once, incr_once) that Redis forgot and the application \
+         repeats. If neither may happen, set appendonly yes.",
     )
 }
 
@@ -285,10 +301,10 @@ impl RedisState {
     }
 
     fn of(nodes: &[(String, Info)]) -> Result<Self> {
-        let names = [("valkey_version", "Valkey"), ("redis_version", "Redis")];
         let version = nodes.first().and_then(|(_, node)| {
-            let mut names = names.iter();
-            names.find_map(|(field, name)| Some(format!("{name} {}", node.get(*field)?)))
+            [("valkey_version", "Valkey"), ("redis_version", "Redis")]
+                .iter()
+                .find_map(|(field, name)| Some(format!("{name} {}", node.get(*field)?)))
         });
         let used = nodes.iter().filter_map(|(_, node)| node.get("used_memory"));
         let mut primaries = nodes.iter().filter(is_primary);
@@ -309,30 +325,32 @@ type Info = HashMap<String, String>;
 
 /// Returns a section of INFO of each node by its address, or by "" for a single server.
 async fn info(redis: &Connection, section: &str) -> Result<Vec<(String, Info)>> {
-    let replies = nodes(bundle::query(redis, ::redis::cmd("INFO").arg(section)).await?);
-    let parse = |text: String| {
-        let pairs = text
-            .lines()
-            .filter_map(|line| line.split_once(':'))
-            .map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
-        pairs.collect()
-    };
-    let replies = replies
+    let reply = bundle::query(redis, ::redis::cmd("INFO").arg(section)).await?;
+    Ok(nodes(reply)
         .into_iter()
-        .filter_map(|(node, reply)| Some((node, parse(text(reply)?))));
-    Ok(replies.collect())
+        .filter_map(|(node, reply)| Some((node, parse_info(&text(reply)?))))
+        .collect())
+}
+
+fn parse_info(text: &str) -> Info {
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+        .collect()
 }
 
 /// Returns a setting that INFO does not show, by node.
 async fn config(redis: &Connection, name: &str) -> HashMap<String, String> {
-    let replies = each_primary(redis, ::redis::cmd("CONFIG").arg("GET").arg(name))
-        .await
-        .map(nodes);
-    let value = |(node, reply)| {
-        let mut settings = HashMap::<String, String>::from_redis_value(reply).ok()?;
-        Some((node, settings.remove(name)?))
+    let Ok(reply) = each_primary(redis, ::redis::cmd("CONFIG").arg("GET").arg(name)).await else {
+        return HashMap::new();
     };
-    replies.into_iter().flatten().filter_map(value).collect()
+    nodes(reply)
+        .into_iter()
+        .filter_map(|(node, reply)| {
+            let mut settings = HashMap::<String, String>::from_redis_value(reply).ok()?;
+            Some((node, settings.remove(name)?))
+        })
+        .collect()
 }
 
 /// Returns the value at the node, or at the one server that was asked; `None` if the server does
@@ -354,11 +372,13 @@ async fn each_primary(redis: &Connection, command: &Cmd) -> Result<Value> {
             MultipleNodeRoutingInfo::AllMasters,
             Some(ResponsePolicy::Special),
         ));
-        let mut cluster = cluster.current();
-        let replies = cluster.route_command(command.clone(), everywhere).await;
-        return replies.map_err(|error| {
-            Error::redis("a node of the cluster did not reply").with_source(error)
-        });
+        return cluster
+            .current()
+            .route_command(command.clone(), everywhere)
+            .await
+            .map_err(|error| {
+                Error::redis("a node of the cluster did not reply").with_source(error)
+            });
     }
     bundle::query(redis, command).await
 }
@@ -436,9 +456,9 @@ mod tests {
             let refusal = of(text, ["slave", "master"]).refusal.unwrap();
             assert_eq!(refusal.message, expected);
         }
-        let valkey = info("redis_version:7.2.4 valkey_version:9.1.2");
-        let state = RedisState::of(&[(String::new(), valkey)]).unwrap();
-        assert_eq!(state.version, "Valkey 9.1.2");
+        let of_valkey = info("redis_version:7.2.4 valkey_version:9.1.2");
+        let valkey = RedisState::of(&[(String::new(), of_valkey)]).unwrap();
+        assert_eq!(valkey.version, "Valkey 9.1.2");
         assert!(RedisState::of(&[]).is_err());
     }
 }

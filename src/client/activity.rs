@@ -14,8 +14,8 @@ use crate::client::outcome::Outcome;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::calendar::{Calendar, Precision, time_at};
 use crate::family::kind::visit;
-use crate::family::kind::{Kind, Sliding};
-use crate::scripts::activity::Seen;
+use crate::family::kind::{Kind, SlidingWindow};
+use crate::scripts::partition::activity::CellSums;
 use crate::writer::Recorded;
 
 /// The activity on a page within the family's window.
@@ -42,7 +42,7 @@ pub struct Minute {
 #[derive(Clone, Debug)]
 pub struct Activity {
     pub(super) handle: Handle,
-    sliding: Sliding,
+    sliding: SlidingWindow,
     /// The cached results; `None` if results are not cached.
     recent: Option<Cache<String, Now>>,
 }
@@ -128,8 +128,8 @@ impl Activity {
     }
 
     /// Returns the page's views and distinct visitors within the window; zeros for a page without
-    /// views. The handle [caches](Self::cache_for) the result,
-    /// and concurrent callers share one read of Redis.
+    /// views. The handle [caches](Self::cache_for) the result, and concurrent callers share one
+    /// read of Redis.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page is not allowed.
@@ -143,7 +143,8 @@ impl Activity {
         let now = recent.try_get_with_by_ref(page, self.ask(page));
         match timeout(limit.saturating_add(LAST_MOMENT), now).await {
             Ok(now) => now.map_err(Arc::unwrap_or_clone),
-            // the caller that asks has a longer limit, or is not polled
+            // Concurrent callers share one read, which one of them drives. That caller may have a
+            // longer limit, or may not be polled, so each of the others ends its wait itself.
             Err(_) => Err(handle.late(ErrorKind::Redis, limit)),
         }
     }
@@ -166,16 +167,21 @@ impl Activity {
         let starts = self
             .handle
             .starts(&calendar, Precision::MINUTE, &range, "minutes")?;
-        let ids = starts.iter().flat_map(|start| kept_ids(*start, page));
-        let ids: Vec<_> = ids.collect();
+        let ids: Vec<_> = starts
+            .iter()
+            .flat_map(|start| kept_ids(*start, page))
+            .collect();
         let counts = self.handle.exact(&borrowed_ids(&ids)).await?;
         let minute = |(&start, two): (&i64, &[i64])| Minute {
             start: time_at(start),
             views: two[0],
             visitors: u64::try_from(two[1]).unwrap_or(0),
         };
-        let counts = starts.iter().zip(counts.chunks_exact(2));
-        Ok(counts.map(minute).collect())
+        Ok(starts
+            .iter()
+            .zip(counts.chunks_exact(2))
+            .map(minute)
+            .collect())
     }
 
     /// Reads all stripes of the page from Redis, and sums them.
@@ -185,20 +191,20 @@ impl Activity {
             let home = sliding.partition_of(page.as_bytes(), stripe, partitions);
             (home, stripe)
         });
-        let stripes = by_partition(stripes, STRIPES).into_iter();
-        let reads = stripes.map(|(number, some)| async move {
+        let groups = by_partition(stripes, STRIPES);
+        let reads = groups.into_iter().map(|(number, some)| async move {
             let partition = &self.handle.partition(number);
-            let seen = |home| partition.seen(home, sliding, page, &some);
-            let read = |wait| {
-                let read = self.handle.read_of_home(number, seen);
-                self.handle.ask(number, wait, read)
+            let sums = |home| partition.seen(home, sliding, page, &some);
+            let ask = |wait| {
+                let reading = self.handle.read_of_home(number, sums);
+                self.handle.ask(number, wait, reading)
             };
-            self.handle.repeating(read).await
+            self.handle.repeating(ask).await
         });
-        let seen: Vec<Seen> = try_join_all(reads).await?.into_iter().flatten().collect();
+        let cells: Vec<CellSums> = try_join_all(reads).await?.into_iter().flatten().collect();
         Ok(Now {
-            views: seen.iter().map(|seen| seen.views).sum(),
-            visitors: seen.iter().map(|seen| seen.visitors).sum(),
+            views: cells.iter().map(|cell| cell.views).sum(),
+            visitors: cells.iter().map(|cell| cell.visitors).sum(),
         })
     }
 

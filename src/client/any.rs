@@ -1,12 +1,9 @@
 //! The handle of a family whose kind is known only when the program runs.
 
-use std::sync::Arc;
-
 use crate::admin::backlog::Backlog;
 use crate::client::activity::Activity;
 use crate::client::buffered::BufferedCounters;
 use crate::client::cached::CachedCounters;
-use crate::client::counterfoil::Counterfoil;
 use crate::client::handle::Handle;
 use crate::client::open::FamilyHandle;
 use crate::client::series::Series;
@@ -14,7 +11,6 @@ use crate::client::visitors::Visitors;
 use crate::error::Result;
 use crate::family::Family;
 use crate::family::kind::Kind;
-use crate::store::Registered;
 
 /// The handle of a family of any kind. Cloning is cheap.
 #[derive(Clone, Debug)]
@@ -66,33 +62,5 @@ impl FamilyHandle for AnyCounters {
             Kind::Activity(_) => AnyCounters::Activity(FamilyHandle::of(handle)?),
             Kind::Visitors(_) => AnyCounters::Visitors(FamilyHandle::of(handle)?),
         })
-    }
-}
-
-impl Counterfoil {
-    /// Opens a family whose kind is known at run time only, such as from a configuration file, like
-    /// [`open`](Self::open).
-    ///
-    /// # Errors
-    /// Those of [`open`](Self::open).
-    pub async fn open_any(&self, family: Family) -> Result<AnyCounters> {
-        FamilyHandle::of(self.handle(family).await?)
-    }
-
-    /// Returns the family of this name that is in use, with the settings that it has there.
-    #[doc(hidden)]
-    pub fn find_open(&self, family: &Family) -> Option<Result<AnyCounters>> {
-        let in_use = self.shared.in_use(family)?;
-        Some(FamilyHandle::of(self.in_use(in_use)))
-    }
-
-    /// Opens a family as [registered](crate::Store::families) in the database, and writes nothing:
-    /// neither its settings nor an epoch. It is for tools that inspect families of other processes.
-    /// A program that knows the configuration calls [`open`](Self::open).
-    ///
-    /// # Errors
-    /// [`Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).
-    pub fn open_registered(&self, registered: Registered) -> Result<AnyCounters> {
-        FamilyHandle::of(self.in_use(self.shared.serve(Arc::new(registered))?))
     }
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use futures_util::Stream;
 
-use crate::client::exact::Shown;
+use crate::client::handle::exact::ReadValues;
 use crate::client::handle::{Handle, borrowed_ids, handle_methods};
 use crate::client::open::{FamilyHandle, Recountable};
 use crate::client::outcome::Outcome;
 use crate::error::Result;
-use crate::writer::{Progress, Recorded, Request};
+use crate::writer::{Recorded, Request, RequestState};
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Clone, Debug)]
@@ -36,8 +36,8 @@ impl BufferedCounters {
     ///
     /// Callers that arrive while calls are in flight share the next one, with equal ids summed. A
     /// lone caller's hit is sent at once. If many hits of this process already wait for Redis, the
-    /// call waits for room. The value after a lost reply is that at the time of the retry. A call
-    /// that is dropped half-way may have been counted.
+    /// call waits for room. If a reply was lost, the returned value is the one at the time of the
+    /// retry. A call whose future is dropped before it completes may have been counted.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed.
@@ -86,7 +86,7 @@ impl BufferedCounters {
     /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) as for [`add`](Self::add); after either
     /// the same request may be retried.
     pub async fn add_once(&self, request: &str, id: &str, delta: i64) -> Result<Outcome> {
-        self.once(Progress::default(), request, id, delta).await
+        self.once(RequestState::default(), request, id, delta).await
     }
 
     /// Returns the epoch in which Redis remembers the request if it is made now. A job that may run
@@ -116,12 +116,13 @@ impl BufferedCounters {
         id: &str,
         delta: i64,
     ) -> Result<Outcome> {
-        self.once(Progress::since(epoch), request, id, delta).await
+        self.once(RequestState::since(epoch), request, id, delta)
+            .await
     }
 
     async fn once(
         &self,
-        mut progress: Progress,
+        mut progress: RequestState,
         request: &str,
         id: &str,
         delta: i64,
@@ -150,8 +151,9 @@ impl BufferedCounters {
             self.0.check_given(id).map(|()| (id.as_bytes(), *delta))
         });
         let results = self.0.add_many(checked.collect()).await;
-        let results = results.into_iter().zip(&hits);
         results
+            .into_iter()
+            .zip(&hits)
             .map(|(result, (id, _))| Outcome::of(result?, family, id.as_ref()))
             .collect()
     }
@@ -204,14 +206,15 @@ impl BufferedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<i64>> {
-        let ids = self.0.check_all_given(ids)?;
-        self.0.exact(&borrowed_ids(&ids)).await
+        let checked = self.0.check_all_given(ids)?;
+        self.0.exact(&borrowed_ids(&checked)).await
     }
 
     /// Returns the exact values if they can be read within `within`, or else the
     /// [stored](Self::stored) ones, 0 for an id without a row. It is for pages that prefer a
     /// slightly old number to waiting for an unreachable Redis. The stored values are read once
-    /// half of the time is over, or as soon as the exact ones cannot be read. The call ends in time, also without any values.
+    /// half of the time is over, or as soon as the exact ones cannot be read. The call ends in
+    /// time, even without any values.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if no values were read in time; it may be retried.
@@ -220,9 +223,9 @@ impl BufferedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
         within: Duration,
-    ) -> Result<Shown> {
-        let ids = self.0.check_all_given(ids)?;
-        let ids = borrowed_ids(&ids);
+    ) -> Result<ReadValues> {
+        let checked = self.0.check_all_given(ids)?;
+        let ids = borrowed_ids(&checked);
         self.0.or_stored(&ids, within, self.0.exact(&ids)).await
     }
 
@@ -235,8 +238,8 @@ impl BufferedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<Option<i64>>> {
-        let ids = self.0.check_all_given(ids)?;
-        self.0.stored(&borrowed_ids(&ids)).await
+        let checked = self.0.check_all_given(ids)?;
+        self.0.stored(&borrowed_ids(&checked)).await
     }
 
     /// Returns the pending value of each id in Redis, without reading the database. The deltas of a
@@ -250,8 +253,8 @@ impl BufferedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<i64>> {
-        let ids = self.0.check_all_given(ids)?;
-        self.0.pending(&borrowed_ids(&ids)).await
+        let checked = self.0.check_all_given(ids)?;
+        self.0.pending(&borrowed_ids(&checked)).await
     }
 
     /// Returns up to `limit` ids that begin with `prefix` and follow `after` in byte order,

@@ -6,16 +6,17 @@ use std::time::Duration;
 use futures_util::future::{join, try_join_all};
 use tokio::time::timeout_at;
 
-use crate::client::exact::Shown;
+use crate::client::handle::exact::ReadValues;
 use crate::client::handle::{Handle, Wait, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::{FamilyHandle, Recountable};
 use crate::client::outcome::{Outcome, beyond};
-use crate::client::seeding::{Read, Seeding};
+use crate::client::seeding::{RowRead, Seeding};
 use crate::error::{Error, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
-use crate::scripts::partition::{PairResult, Partition, Seed, Ticket, Update};
-use crate::writer::{Deadline, Progress, Request};
+use crate::scripts::counting::{PairResult, Seed, Ticket, Update};
+use crate::scripts::partition::Partition;
+use crate::writer::{Deadline, Request, RequestState};
 
 /// The counters of one open cached family. Each increment returns the new value, and a counter
 /// stays in Redis for as long as it is used (docs/protocol.md, section 4). Cloning is cheap.
@@ -27,16 +28,17 @@ pub struct CachedCounters {
 
 /// The seed of a missing counter. The read is held until Redis has the seed: callers that miss the
 /// counter meanwhile share it.
-type HeldSeed = Option<(Seed, Arc<Read>)>;
+type HeldSeed = Option<(Seed, Arc<RowRead>)>;
 
 /// A change of one counter.
 enum Change<'a> {
     Update(Update),
-    Once(Request<'a>, &'a mut Progress),
+    Once(Request<'a>, &'a mut RequestState),
 }
 
 /// The maximum number of attempts when a counter leaves Redis again before the call reaches it.
-/// Each takes a whole retention, so more than one is a sign of a problem.
+/// A counter stays in Redis for the family's retention after it was seeded, so more than one
+/// attempt is a sign of a problem.
 const ATTEMPTS: usize = 100;
 
 impl FamilyHandle for CachedCounters {
@@ -93,7 +95,7 @@ impl CachedCounters {
     /// The errors of [`incr`](Self::incr), and [`InvalidInput`](crate::ErrorKind::InvalidInput) if the
     /// request's name is not allowed. After any other error the same request may be retried.
     pub async fn incr_once(&self, request: &str, id: &str, delta: i64) -> Result<Outcome> {
-        self.once(Progress::default(), request, id, delta).await
+        self.once(RequestState::default(), request, id, delta).await
     }
 
     /// Returns the epoch in which Redis remembers the request if it is made now, like
@@ -120,12 +122,13 @@ impl CachedCounters {
         id: &str,
         delta: i64,
     ) -> Result<Outcome> {
-        self.once(Progress::since(epoch), request, id, delta).await
+        self.once(RequestState::since(epoch), request, id, delta)
+            .await
     }
 
     async fn once(
         &self,
-        mut progress: Progress,
+        mut progress: RequestState,
         request: &str,
         id: &str,
         delta: i64,
@@ -167,8 +170,8 @@ impl CachedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<i64>> {
-        let ids = self.handle.check_all_given(ids)?;
-        let ids = borrowed_ids(&ids);
+        let checked = self.handle.check_all_given(ids)?;
+        let ids = borrowed_ids(&checked);
         self.handle
             .repeating(|wait| self.get_once(&ids, wait))
             .await
@@ -181,8 +184,8 @@ impl CachedCounters {
             let missing = self
                 .read_values(ids, &left, false, &mut values, wait)
                 .await?;
-            let rows = self.rows(ids, &missing);
-            let rows = self.handle.stored_by(wait.deadline, rows).await?;
+            let reading = self.rows(ids, &missing);
+            let rows = self.handle.stored_by(wait.deadline, reading).await?;
             // a counter without a row is 0, and a read does not bring it to Redis
             let seed = |((index, ticket), row): (_, Option<i64>)| {
                 row.map(|value| (index, Some(Seed { ticket, value })))
@@ -197,7 +200,7 @@ impl CachedCounters {
 
     /// Returns the exact values of ids in their order, like [`get_many`](Self::get_many), without
     /// writing to Redis: a counter that is not there is read from its row, and stays out of Redis.
-    /// It is for monitoring, and for requests of strangers, who must not fill Redis.
+    /// It is for monitoring, and for public requests, which could name any ids and so fill Redis.
     ///
     /// # Errors
     /// See [`get`](Self::get).
@@ -209,8 +212,9 @@ impl CachedCounters {
         Ok(values.map(Option::unwrap_or_default).collect())
     }
 
-    /// Does the same, and returns `None` for an id without a row if only the application inserts
-    /// rows: its increments are refused as [`NoRow`](Outcome::NoRow).
+    /// Returns the exact values like [`peek_many`](Self::peek_many), but `None` for an id without a
+    /// row if only the application inserts rows. Increments of such an id are refused as
+    /// [`NoRow`](Outcome::NoRow).
     ///
     /// # Errors
     /// See [`get`](Self::get).
@@ -219,8 +223,8 @@ impl CachedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<Option<i64>>> {
-        let ids = self.handle.check_all_given(ids)?;
-        let ids = borrowed_ids(&ids);
+        let checked = self.handle.check_all_given(ids)?;
+        let ids = borrowed_ids(&checked);
         self.handle
             .repeating(|wait| self.peek_once(&ids, wait))
             .await
@@ -229,16 +233,18 @@ impl CachedCounters {
     /// Reads Redis first: a counter that is not there has nothing pending, so that its row, read
     /// later, has every hit so far.
     async fn peek_once(&self, ids: &[&str], wait: Wait) -> Result<Vec<Option<i64>>> {
-        let mut values = vec![0; ids.len()];
+        let mut in_redis = vec![0; ids.len()];
         let all: Vec<_> = (0..ids.len()).map(|index| (index, None)).collect();
-        let missing = self.read_values(ids, &all, true, &mut values, wait).await?;
-        let mut values: Vec<_> = values.into_iter().map(Some).collect();
+        let missing = self
+            .read_values(ids, &all, true, &mut in_redis, wait)
+            .await?;
+        let mut values: Vec<_> = in_redis.into_iter().map(Some).collect();
         if missing.is_empty() {
             return Ok(values);
         }
         let without_row = self.family().makes_rows().then_some(0);
-        let rows = self.rows_together(ids, &missing);
-        let rows = self.handle.stored_by(wait.deadline, rows).await?;
+        let reading = self.rows_together(ids, &missing);
+        let rows = self.handle.stored_by(wait.deadline, reading).await?;
         for ((index, _), row) in missing.iter().zip(rows) {
             values[*index] = row.or(without_row);
         }
@@ -248,7 +254,8 @@ impl CachedCounters {
     /// Returns the exact values if they can be read within `within`, or else the
     /// [stored](Self::stored) ones, 0 for an id without a row. It is for pages that prefer a
     /// slightly old number to waiting for an unreachable Redis. The stored values are read once
-    /// half of the time is over, or as soon as the exact ones cannot be read. The call ends in time, also without any values.
+    /// half of the time is over, or as soon as the exact ones cannot be read. The call ends in
+    /// time, even without any values.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if no values were read in time; it may be retried.
@@ -257,9 +264,9 @@ impl CachedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
         within: Duration,
-    ) -> Result<Shown> {
-        let ids = self.handle.check_all_given(ids)?;
-        let ids = borrowed_ids(&ids);
+    ) -> Result<ReadValues> {
+        let checked = self.handle.check_all_given(ids)?;
+        let ids = borrowed_ids(&checked);
         let exact = self.get_many(&ids);
         self.handle.or_stored(&ids, within, exact).await
     }
@@ -273,8 +280,8 @@ impl CachedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<Option<i64>>> {
-        let ids = self.handle.check_all_given(ids)?;
-        self.handle.stored(&borrowed_ids(&ids)).await
+        let checked = self.handle.check_all_given(ids)?;
+        self.handle.stored(&borrowed_ids(&checked)).await
     }
 
     async fn change(&self, id: &str, update: Update) -> Result<Outcome> {
@@ -313,20 +320,21 @@ impl CachedCounters {
     /// inserts none.
     async fn missed(&self, id: &str, ticket: Ticket, deadline: Deadline) -> Result<HeldSeed> {
         let read = self.read_row(id, ticket);
-        let late = || {
-            let (family, limit) = (self.family(), self.handle.timeouts.write);
-            let what = "was not read within the write timeout of";
-            let late = format!("{family}: not counted: the row of {id:?} {what} {limit:?}");
-            Error::store(late)
-        };
-        let row = timeout_at(deadline.start_by, read.row()).await;
-        let row = row.unwrap_or_else(|_| Err(late()));
-        let row = self.check_row(id, row?)?;
-        let seed = Seed {
-            ticket,
-            value: row.unwrap_or(0),
-        };
-        Ok((row.is_some() || self.family().makes_rows()).then_some((seed, read)))
+        let value = timeout_at(deadline.start_by, read.row())
+            .await
+            .map_err(|_| {
+                let (family, limit) = (self.family(), self.handle.timeouts.write);
+                let what = "was not read within the write timeout of";
+                Error::store(format!(
+                    "{family}: not counted: the row of {id:?} {what} {limit:?}"
+                ))
+            })??;
+        let row = self.check_row(id, value)?;
+        if row.is_none() && !self.family().makes_rows() {
+            return Ok(None);
+        }
+        let value = row.unwrap_or(0);
+        Ok(Some((Seed { ticket, value }, read)))
     }
 
     /// Reads the ids at the given indexes, after seeding those that have a seed. Writes their
@@ -340,10 +348,11 @@ impl CachedCounters {
         values: &mut [i64],
         wait: Wait,
     ) -> Result<Vec<(usize, Ticket)>> {
-        let left = left
-            .iter()
-            .map(|one| (self.family().partition_of(ids[one.0]), *one));
-        let chunks = by_partition(left, Partition::READ_IDS);
+        let chunks = by_partition(
+            left.iter()
+                .map(|one| (self.family().partition_of(ids[one.0]), *one)),
+            Partition::READ_IDS,
+        );
         let reads = chunks.iter().map(|(number, some)| async move {
             let partition = self.handle.partition(*number);
             let names: Vec<_> = some.iter().map(|(index, _)| ids[*index]).collect();
@@ -351,7 +360,6 @@ impl CachedCounters {
                 .iter()
                 .filter_map(|(index, seed)| Some((ids[*index].as_bytes(), (*seed)?)))
                 .collect();
-            // both are sent together, the seeds first: a counter whose seed failed is missing again
             let read = async {
                 if peeks {
                     partition.peek(&names).await
@@ -359,10 +367,14 @@ impl CachedCounters {
                     partition.values(&names).await
                 }
             };
-            let read = self.handle.ask(*number, wait, read);
-            let shared = &self.handle.shared;
-            let home = shared.home(self.family(), *number);
-            let (seeded, values) = join(partition.seed(&home, &seeds), read).await;
+            let home = self.handle.shared.home(self.family(), *number);
+            // Both calls are sent together, the seeds first, so that the read finds the seeded
+            // counters. A counter whose seed failed is missing again.
+            let (seeded, values) = join(
+                partition.seed(&home, &seeds),
+                self.handle.ask(*number, wait, read),
+            )
+            .await;
             values.map(|values| (seeded, values))
         });
         let mut missing = Vec::new();
@@ -407,14 +419,17 @@ impl CachedCounters {
         ids: &[&str],
         missing: &[(usize, Ticket)],
     ) -> Result<Vec<Option<i64>>> {
-        let ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
+        let missing_ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
         let family = self.handle.registered().await?;
-        let rows = self.handle.shared.store.rows(&family, &ids).await?;
-        let rows = ids.iter().zip(rows);
-        rows.map(|(id, row)| self.check_row(id, row)).collect()
+        let rows = self.handle.shared.store.rows(&family, &missing_ids).await?;
+        missing_ids
+            .iter()
+            .zip(rows)
+            .map(|(id, row)| self.check_row(id, row))
+            .collect()
     }
 
-    /// Refuses a row whose value no cached counter can have.
+    /// Refuses a row whose value no cached counter can have: its size is not below 2^53.
     fn check_row(&self, id: &str, row: Option<i64>) -> Result<Option<i64>> {
         if row.is_some_and(Retention::is_beyond) {
             return Err(beyond(self.family(), id));
@@ -422,7 +437,7 @@ impl CachedCounters {
         Ok(row)
     }
 
-    fn read_row(&self, id: &str, ticket: Ticket) -> Arc<Read> {
+    fn read_row(&self, id: &str, ticket: Ticket) -> Arc<RowRead> {
         let Handle { shared, opened, .. } = &self.handle;
         self.seeding.read(shared, opened, id, ticket)
     }

@@ -10,8 +10,9 @@ use crate::client::series::Series;
 use crate::client::visitors::Visitors;
 use crate::error::Result;
 use crate::family::calendar::Precision;
-use crate::family::settings::{FamilySettings, KindName, Time};
+use crate::family::settings::{FamilySettings, KindName};
 use crate::family::table::Table;
+use crate::family::time::Time;
 use crate::family::{Durability, Family};
 
 /// A [`Family`] being configured. [`Counterfoil::open`](crate::Counterfoil::open) checks it, and
@@ -145,10 +146,10 @@ impl<H> FamilyBuilder<H> {
     }
 
     /// Keeps the values in a table of the application instead of counterfoil's own. Its key columns
-    /// take the segments of the ids: of [kept slices](FamilyBuilder::keep), of [kept
-    /// minutes](FamilyBuilder::keep_minutes), and of `SCOPE/DAY`. Of cached counters
-    /// [`Table::upsert`] creates missing rows, and [`Table::update`] refuses their increments
-    /// ([`Outcome::NoRow`](crate::Outcome::NoRow)).
+    /// take the segments of the ids, also of the ids of [kept slices](FamilyBuilder::keep), of
+    /// [kept minutes](FamilyBuilder::keep_minutes) and of visitors (`SCOPE/DAY`). For cached
+    /// counters, [`Table::upsert`] creates missing rows, and [`Table::update`] refuses increments
+    /// without a row ([`Outcome::NoRow`](crate::Outcome::NoRow)).
     pub fn table(mut self, table: Table) -> Self {
         self.settings.table = Some(table);
         self
@@ -262,15 +263,15 @@ impl FamilyBuilder<Series> {
         self
     }
 
-    /// Sets up to which age a hit that [brings its own time](Series::add_at) counts in what is
-    /// [kept](Self::keep), once it has left a window. Defaults to 7 days, at most a year.
+    /// Sets the age up to which a hit that [brings its own time](Series::add_at) counts in
+    /// [kept](Self::keep) slices that have left the window. Defaults to 7 days, at most a year.
     pub fn late(mut self, time: Duration) -> Self {
         self.settings.late = Some(Time(time));
         self
     }
 }
 
-/// What the kinds share that keep slices or minutes.
+/// The methods of the kinds that keep slices or minutes.
 macro_rules! kept_methods {
     ($kind:ty) => {
         impl FamilyBuilder<$kind> {
@@ -308,8 +309,8 @@ impl FamilyBuilder<Activity> {
     }
 
     /// Spreads each page over this many stripes by the CRC-32 of the visitor, and the stripes over
-    /// the partitions. Defaults to 1, at most [`Family::MAX_STRIPES`]. For pages that are hotter
-    /// than one Redis can take. Fixed for the life of the family.
+    /// the partitions. Defaults to 1, at most [`Family::MAX_STRIPES`]. It is for pages that are
+    /// hotter than one Redis can take. Fixed for the life of the family.
     pub fn stripes(mut self, width: u32) -> Self {
         self.settings.stripes = Some(width);
         self

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::partition::PairResult;
+use crate::scripts::counting::PairResult;
 
 /// The outcome of one hit, increment or visit. The method that counts documents what its values
 /// mean.
@@ -20,15 +20,17 @@ pub enum Outcome {
     /// Not counted: the partition holds as many pending ids as the family's `max_pending` allows,
     /// and this one is new.
     Full,
-    /// Not counted: the time that a hit of a series brought is more than a minute ahead, or has left
-    /// every window, and what is kept takes it no more.
+    /// Not counted: the time that a hit of a series brought is more than a minute ahead, or has
+    /// left every window, or a kept precision takes it no more: see
+    /// [`late`](crate::FamilyBuilder::late).
     BadTime,
     /// Not counted: the id of a cached counter has no row, and only the application inserts rows
     /// ([`Table::update`](crate::Table::update)).
     NoRow,
 }
 
-/// Returns the error for a cached counter whose value no number of Lua can stand for.
+/// Returns the error for a cached counter whose value Lua cannot represent: its numbers are
+/// doubles, which are exact below 2^53.
 pub(crate) fn beyond(family: &Family, id: &str) -> Error {
     let what = format!("{family}: the size of the value of {id:?} is not below 2^53");
     Error::new(ErrorKind::Range, what)

@@ -3,7 +3,7 @@
 
 use std::cmp::Ordering;
 
-use crate::scripts::buffered::Pending;
+use crate::scripts::partition::buffered::ReadReply;
 use crate::store::Mark;
 use crate::testing::ablation::{self, Guard};
 
@@ -29,7 +29,7 @@ pub enum Verdict {
 /// A batch is cut only after the one before it was complete and released. So on the primary the
 /// ledger is at `seq`, or complete at `seq - 1` while the batch is in flight. Anything lower is a
 /// copy that is behind.
-pub fn judge(pending: &Pending, ledger: &Mark) -> Verdict {
+pub fn judge(pending: &ReadReply, ledger: &Mark) -> Verdict {
     if ablation::is_out(Guard::Comparison) {
         return if pending.in_flight {
             Verdict::AddBatch
@@ -57,7 +57,7 @@ pub fn judge(pending: &Pending, ledger: &Mark) -> Verdict {
 /// Returns whether the ledger has a row of the incarnation on every copy of the database that is
 /// not behind. Before its first batch, a copy that lacks batches of the incarnation before it looks
 /// like one that has them.
-pub fn has_ledger(pending: &Pending) -> bool {
+pub fn has_ledger(pending: &ReadReply) -> bool {
     pending.last.seq > u64::from(pending.in_flight)
 }
 
@@ -76,7 +76,7 @@ pub fn beyond(id: &str, (batch, buffer): (i64, i64), verdict: &Verdict) -> i128 
 /// the ledger only after its rotation, and with it the incarnation, is durable. Before the first
 /// batch a crash can revert the incarnation. Pending deltas can then reach the database under
 /// another one, undetected by [`judge`].
-pub fn may_be_forgotten(pending: &Pending, ledger: &Mark) -> bool {
+pub fn may_be_forgotten(pending: &ReadReply, ledger: &Mark) -> bool {
     let has_anything = pending
         .deltas
         .iter()
@@ -87,16 +87,16 @@ pub fn may_be_forgotten(pending: &Pending, ledger: &Mark) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scripts::buffered::LastCut;
+    use crate::scripts::partition::buffered::LastCut;
     use crate::store::{Incarnation, Nonce};
 
-    fn pending(seq: u64, in_flight: bool) -> Pending {
+    fn pending(seq: u64, in_flight: bool) -> ReadReply {
         let last = LastCut {
             incarnation: Some(Incarnation(7)),
             seq,
             nonce: Some(Nonce(9)),
         };
-        Pending {
+        ReadReply {
             last,
             in_flight,
             deltas: vec![(1, 2)],

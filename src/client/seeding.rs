@@ -10,18 +10,20 @@ use tokio::runtime;
 
 use crate::error::Result;
 use crate::metrics;
-use crate::process::family::Opened;
+use crate::process::family::OpenFamily;
 use crate::process::shared;
-use crate::reconciler::flush::Flusher;
-use crate::scripts::partition::Ticket;
+use crate::reconciler::flusher::Flusher;
+use crate::reconciler::upkeep;
+use crate::scripts::counting::Ticket;
 
-/// Each runtime has reads of its own: the timers of a read end with the runtime that begins it.
+/// Each runtime has reads of its own, because the timers of a read end with the runtime that begins
+/// it.
 type ReadKey = (Box<str>, Ticket, Option<runtime::Id>);
 
 /// The reads that callers hold.
 #[derive(Debug, Default)]
 pub struct Seeding {
-    reads: Mutex<HashMap<ReadKey, Weak<Read>>>,
+    reads: Mutex<HashMap<ReadKey, Weak<RowRead>>>,
 }
 
 /// One read of a row, for all callers on a runtime with the same ticket. It began after the ticket
@@ -29,7 +31,7 @@ pub struct Seeding {
 /// nothing (docs/protocol.md, section 4.2). A caller holds the read until Redis has the seed, so
 /// that others that miss the counter meanwhile need no further read.
 #[derive(Debug)]
-pub struct Read {
+pub struct RowRead {
     seeding: Arc<Seeding>,
     key: ReadKey,
     row: Shared<BoxFuture<'static, Result<Option<i64>>>>,
@@ -40,10 +42,10 @@ impl Seeding {
     pub fn read(
         self: &Arc<Self>,
         shared: &Arc<shared::Shared>,
-        opened: &Arc<Opened>,
+        opened: &Arc<OpenFamily>,
         id: &str,
         ticket: Ticket,
-    ) -> Arc<Read> {
+    ) -> Arc<RowRead> {
         let runtime = runtime::Handle::try_current().ok();
         let key = (Box::from(id), ticket, runtime.map(|runtime| runtime.id()));
         let mut reads = self.reads.lock();
@@ -56,13 +58,14 @@ impl Seeding {
             let was_known = opened.known().is_some();
             let family = opened.registered(&*shared.store).await?;
             if !was_known {
-                // the bounds in Redis may lack the range of the rows
-                Flusher::new(shared.clone()).configure(&family).await?;
+                // The family was not registered until now, so its columns were unknown, and the
+                // bounds in Redis may be wider than what a row can hold.
+                upkeep::configure(&Flusher::new(shared.clone()), &family).await?;
             }
             let rows = shared.store.rows(&family, &[&id]).await?;
             Ok(rows.first().copied().flatten())
         };
-        let read = Arc::new(Read {
+        let read = Arc::new(RowRead {
             seeding: self.clone(),
             key: key.clone(),
             row: row.boxed().shared(),
@@ -72,9 +75,9 @@ impl Seeding {
     }
 }
 
-impl Read {
+impl RowRead {
     /// Returns the row's value, or `None` without a row. After an error the next caller reads the
-    /// row again, whoever still holds this read.
+    /// row again, even while others still hold this read.
     pub async fn row(&self) -> Result<Option<i64>> {
         let row = self.row.clone().await;
         if row.is_err() {
@@ -95,7 +98,7 @@ impl Read {
     }
 }
 
-impl Drop for Read {
+impl Drop for RowRead {
     fn drop(&mut self) {
         self.forget();
     }

@@ -15,7 +15,8 @@ use crate::client::pages::{self, PAGE};
 use crate::error::{Error, Result};
 use crate::family::calendar::{Precision, time_at};
 use crate::family::kind::{Kind, Window, Windows, timed};
-use crate::scripts::partition::{PairResult, Partition};
+use crate::scripts::counting::PairResult;
+use crate::scripts::partition::Partition;
 use crate::writer::Recorded;
 
 /// One slice of a series.
@@ -77,9 +78,10 @@ impl Series {
     }
 
     async fn count(&self, name: &str, n: u64, at_ms: Option<u64>) -> Result<Outcome> {
-        let n = self.checked(name, n)?;
-        let result = self.handle.add(&timed::key(name, at_ms), n, true).await?;
-        self.outcome(name, n, result)
+        let amount = self.checked(name, n)?;
+        let key = timed::key(name, at_ms);
+        let result = self.handle.add(&key, amount, true).await?;
+        self.outcome(name, amount, result)
     }
 
     /// Counts many names at once, and returns the outcome of each, in their order. A name that is
@@ -92,8 +94,8 @@ impl Series {
         hits: impl IntoIterator<Item = (impl AsRef<str>, u64)>,
     ) -> Vec<Result<Outcome>> {
         let hits: Vec<_> = hits.into_iter().collect();
-        let keys = hits.iter();
-        let keys: Vec<_> = keys
+        let keys: Vec<_> = hits
+            .iter()
             .map(|(name, _)| timed::key(name.as_ref(), None))
             .collect();
         let checked = hits
@@ -101,8 +103,9 @@ impl Series {
             .zip(&keys)
             .map(|((name, n), key)| self.checked(name.as_ref(), *n).map(|n| (key.as_slice(), n)));
         let results = self.handle.add_many(checked.collect()).await;
-        let results = results.into_iter().zip(&hits);
         results
+            .into_iter()
+            .zip(&hits)
             .map(|(result, (name, n))| self.outcome(name.as_ref(), *n as i64, result?))
             .collect()
     }
@@ -114,18 +117,19 @@ impl Series {
     /// # Errors
     /// See [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
-        let n = self.checked(name, n)?;
-        self.handle.writer.record(&timed::key(name, None), n)
+        let amount = self.checked(name, n)?;
+        self.handle.writer.record(&timed::key(name, None), amount)
     }
 
-    /// Does the same with a hit that happened at this time, as [`add_at`](Self::add_at).
+    /// Counts a hit that happened at this time, as [`add_at`](Self::add_at) does, but without
+    /// waiting for Redis, like [`record`](Self::record).
     ///
     /// # Errors
     /// See [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record_at(&self, name: &str, n: u64, at: SystemTime) -> Result<()> {
-        let n = self.checked(name, n)?;
+        let amount = self.checked(name, n)?;
         let key = timed::key(name, Some(unix_millis(at)));
-        self.handle.writer.record(&key, n)
+        self.handle.writer.record(&key, amount)
     }
 
     /// Waits until Redis has counted or refused everything that was recorded before the call, and
@@ -172,18 +176,20 @@ impl Series {
     ) -> Result<Vec<Vec<(i64, i64)>>> {
         self.window(precision)?;
         names.iter().try_for_each(|name| self.check_name(name))?;
-        let indexes = names.iter().enumerate();
-        let indexes = indexes.map(|(index, name)| (self.family().partition_of(name), index));
-        let groups = by_partition(indexes, Partition::WINDOWS).into_iter();
-        let reads = groups.map(|(number, some)| async move {
+        let indexes = names
+            .iter()
+            .enumerate()
+            .map(|(index, name)| (self.family().partition_of(name), index));
+        let groups = by_partition(indexes, Partition::WINDOWS);
+        let reads = groups.into_iter().map(|(number, some)| async move {
             let some_names: Vec<_> = some.iter().map(|index| names[*index]).collect();
             let partition = &self.handle.partition(number);
             let windows = |home| partition.windows(home, precision, &some_names);
-            let read = |wait| {
-                let read = self.handle.read_of_home(number, windows);
-                self.handle.ask(number, wait, read)
+            let ask = |wait| {
+                let reading = self.handle.read_of_home(number, windows);
+                self.handle.ask(number, wait, reading)
             };
-            Ok::<_, Error>((some, self.handle.repeating(read).await?))
+            Ok::<_, Error>((some, self.handle.repeating(ask).await?))
         });
         let mut series = vec![Vec::new(); names.len()];
         for (some, (starts, counts)) in try_join_all(reads).await? {
@@ -269,7 +275,8 @@ impl Series {
         limit: usize,
     ) -> Result<Vec<String>> {
         let partition = self.handle.partition(number);
-        // the script takes only a name with the prefix
+        // The script takes only an `after` with the prefix. Any other one comes before all names
+        // with the prefix, or after all of them.
         let mut after = match after.unwrap_or_default() {
             after if after.starts_with(prefix) => after.as_bytes().to_vec(),
             after if after > prefix => return Ok(Vec::new()),
@@ -277,11 +284,11 @@ impl Series {
         };
         let mut names = Vec::new();
         while names.len() < limit {
-            let page = |wait| {
-                let page = partition.names(prefix, &after, limit.min(PAGE));
-                self.handle.ask(number, wait, page)
+            let ask = |wait| {
+                let reading = partition.names(prefix, &after, limit.min(PAGE));
+                self.handle.ask(number, wait, reading)
             };
-            let (page, last) = self.handle.repeating(page).await?;
+            let (page, last) = self.handle.repeating(ask).await?;
             names.extend(page);
             match last {
                 Some(last) => after = last,
@@ -308,8 +315,8 @@ impl Series {
         precision: Precision,
         starts: &[i64],
     ) -> Result<Vec<Slice>> {
-        let window = self.windows_of(&[name], precision).await?.pop();
-        let window = window.unwrap_or_default();
+        let mut windows = self.windows_of(&[name], precision).await?;
+        let window = windows.pop().unwrap_or_default();
         let first = window.first().map_or(0, |(start, _)| *start);
         if let Some(early) = starts.first().filter(|start| **start < first) {
             let family = self.family();
@@ -370,7 +377,7 @@ fn filled(starts: &[i64], counts: Vec<(i64, i64)>) -> Vec<(i64, i64)> {
     slices
 }
 
-/// Returns a time in Unix milliseconds: 0 for one before.
+/// Returns a time in Unix milliseconds, or 0 for a time before 1970.
 fn unix_millis(at: SystemTime) -> u64 {
     let at = at.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(at.as_millis()).unwrap_or(u64::MAX)

@@ -48,8 +48,10 @@ impl Cluster {
     /// [`Redis`](crate::ErrorKind::Redis) if no node is reachable;
     /// [`AccessDenied`](crate::ErrorKind::AccessDenied) if they do not accept the credentials.
     pub async fn connect(client: ClusterClient) -> Result<Self> {
-        let connection = client.get_async_connection().await;
-        let connection = connection.map_err(|error| unreachable("the cluster's URLs", error))?;
+        let connection = client
+            .get_async_connection()
+            .await
+            .map_err(|error| unreachable("the cluster's URLs", error))?;
         Ok(Cluster(Arc::new(Inner {
             client,
             current: Mutex::new(connection),
@@ -63,26 +65,28 @@ impl Cluster {
         self.0.current.lock().clone()
     }
 
-    /// Returns the connection for a call. Begins to check that all primaries reply, once a second:
-    /// calls may have shorter limits than a reply.
+    /// Returns the connection for a call. Begins to check that all primaries reply, once a second.
+    /// The calls themselves do not show a silent node if their own limits are shorter than that of
+    /// a reply.
     fn checked(&self) -> ClusterConnection {
         let connection = self.current();
         let mut checked_at = self.0.checked_at.lock();
         if checked_at.elapsed() >= PAUSE {
             *checked_at = Instant::now();
-            let (cluster, mut connection) = (self.clone(), connection.clone());
-            tokio::spawn(async move {
-                let mut ask = redis::cmd("INFO");
-                ask.arg("replication");
-                let everywhere =
-                    RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
-                let asked = timeout(REPLY, connection.route_command(ask, everywhere)).await;
-                if asked.map_or(true, |reply| reply.is_err_and(|error| is_stuck(&error))) {
-                    cluster.connect_anew();
-                }
-            });
+            tokio::spawn(self.clone().check(connection.clone()));
         }
         connection
+    }
+
+    /// Asks all primaries for a reply, and connects anew if one has none.
+    async fn check(self, mut connection: ClusterConnection) {
+        let mut ask = redis::cmd("INFO");
+        ask.arg("replication");
+        let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+        let asked = timeout(REPLY, connection.route_command(ask, everywhere)).await;
+        if asked.map_or(true, |reply| reply.is_err_and(|error| is_stuck(&error))) {
+            self.connect_anew();
+        }
     }
 
     /// Begins to connect anew, unless an attempt is in progress or has just ended. The current

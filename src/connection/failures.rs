@@ -28,6 +28,8 @@ pub struct Failures<K = ()> {
 pub struct Failure {
     /// The time of the first failure since the step last succeeded.
     pub since: Instant,
+    /// The time of the last failure.
+    pub last: Instant,
     /// The last error.
     pub error: Error,
 }
@@ -47,9 +49,10 @@ impl<K: Eq + Hash> Failures<K> {
     /// minute, of this step or another.
     pub fn failed(&mut self, step: K, name: impl fmt::Display, error: &Error) {
         let known = self.failing.get(&step).map(|failure| failure.since);
-        let since = known.unwrap_or_else(Instant::now);
+        let last = Instant::now();
         let failure = Failure {
-            since,
+            since: known.unwrap_or(last),
+            last,
             error: error.clone(),
         };
         self.failing.insert(step, failure);

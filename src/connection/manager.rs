@@ -8,9 +8,9 @@ use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
 use crate::connection::refusal;
 
 #[derive(Clone)]
-pub struct Managed(pub ConnectionManager);
+pub struct ManagedConnection(pub ConnectionManager);
 
-impl ConnectionLike for Managed {
+impl ConnectionLike for ManagedConnection {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
         let reply = self.0.req_packed_command(cmd);
         reply.map(|reply| reply.map_err(unsent)).boxed()

@@ -16,17 +16,15 @@ pub mod topology;
 use std::fmt;
 use std::time::Duration;
 
-use futures_util::future::{join_all, try_join_all};
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
 use tokio::time::timeout;
 
 #[cfg(feature = "cluster")]
 use crate::connection::cluster::Cluster;
-use crate::connection::manager::Managed;
+use crate::connection::manager::ManagedConnection;
 use crate::connection::primary::Primary;
 use crate::connection::refusal::proves_not_executed;
-use crate::error::{Error, Result};
 
 /// The time limit for a reply, for connections that would wait longer or forever.
 const REPLY: Duration = Duration::from_secs(5);
@@ -47,7 +45,7 @@ enum Link {
     Cluster(Cluster),
     #[cfg(feature = "memory-redis")]
     Memory(memory::MemoryRedis),
-    Custom(Box<dyn Boxed>, CustomConnection),
+    Custom(Box<dyn DynConnection>, CustomConnection),
 }
 
 /// The properties of a [custom](Connection::custom) connection, as the application knows them.
@@ -62,17 +60,17 @@ pub struct CustomConnection {
 }
 
 /// A [`ConnectionLike`] that can be cloned in its box.
-trait Boxed: ConnectionLike + Send + Sync {
-    fn boxed(&self) -> Box<dyn Boxed>;
+trait DynConnection: ConnectionLike + Send + Sync {
+    fn boxed(&self) -> Box<dyn DynConnection>;
 }
 
-impl<C: ConnectionLike + Clone + Send + Sync + 'static> Boxed for C {
-    fn boxed(&self) -> Box<dyn Boxed> {
+impl<C: ConnectionLike + Clone + Send + Sync + 'static> DynConnection for C {
+    fn boxed(&self) -> Box<dyn DynConnection> {
         Box::new(self.clone())
     }
 }
 
-impl Clone for Box<dyn Boxed> {
+impl Clone for Box<dyn DynConnection> {
     fn clone(&self) -> Self {
         (**self).boxed()
     }
@@ -86,7 +84,7 @@ impl From<Primary> for Connection {
 
 impl From<ConnectionManager> for Connection {
     fn from(connection: ConnectionManager) -> Self {
-        Connection::custom(Managed(connection), CustomConnection::default())
+        Connection::custom(ManagedConnection(connection), CustomConnection::default())
     }
 }
 
@@ -141,8 +139,8 @@ impl Connection {
         }
     }
 
-    /// Waits until a command would be sent at once, as far as that is known. A call that ends before
-    /// was not sent.
+    /// Waits until a command would be sent at once, as far as that is known. A call that ends while
+    /// it waits here was not sent.
     pub(crate) async fn ready(&self) -> RedisResult<()> {
         match &self.0 {
             Link::Primary(primary) => primary.ready().await,
@@ -172,9 +170,9 @@ impl Connection {
 
     /// Returns the number of the connection to the server, if it is known and one is there. While the
     /// number stays the same, no call has reached a server that was restarted.
-    pub(crate) fn run(&self) -> Option<u64> {
+    pub(crate) fn connection_number(&self) -> Option<u64> {
         match &self.0 {
-            Link::Primary(primary) => primary.run(),
+            Link::Primary(primary) => primary.connection_number(),
             _ => None,
         }
     }
@@ -253,61 +251,4 @@ impl fmt::Debug for Connection {
             .field(&format_args!("{kind}"))
             .finish()
     }
-}
-
-/// The number of calls that one step has in flight at a time.
-const CALLS: usize = 64;
-
-/// Makes a call for each item, some at a time, and returns their results in the order of the items.
-pub(crate) async fn each<'a, T, F: Future>(
-    items: &'a [T],
-    call: impl Fn(&'a T) -> F,
-) -> Vec<F::Output> {
-    let mut results = Vec::with_capacity(items.len());
-    for some in items.chunks(CALLS) {
-        results.extend(join_all(some.iter().map(&call)).await);
-    }
-    results
-}
-
-/// Makes a call for each item like [`each`], until one fails.
-pub(crate) async fn try_each<'a, T, R, F: Future<Output = Result<R>>>(
-    items: &'a [T],
-    call: impl Fn(&'a T) -> F,
-) -> Result<Vec<R>> {
-    try_each_of(CALLS, items, call).await
-}
-
-/// Makes calls like [`try_each`], up to `calls` at a time.
-pub(crate) async fn try_each_of<'a, T, R, F: Future<Output = Result<R>>>(
-    calls: usize,
-    items: &'a [T],
-    call: impl Fn(&'a T) -> F,
-) -> Result<Vec<R>> {
-    let mut results = Vec::with_capacity(items.len());
-    for some in items.chunks(calls) {
-        results.extend(try_join_all(some.iter().map(&call)).await?);
-    }
-    Ok(results)
-}
-
-/// Makes one call for all items. If an error concerns one item, makes a call for each half by
-/// itself, so that the items beside it do not fail. Returns the result of each call that stands.
-pub(crate) async fn bisected<'a, T, R, F: Future<Output = Result<R>>>(
-    items: &'a [T],
-    concerns_one: impl Fn(&Error) -> bool,
-    call: impl Fn(&'a [T]) -> F,
-) -> Result<Vec<(&'a [T], Result<R>)>> {
-    let (mut left, mut results) = (vec![items], Vec::new());
-    while let Some(some) = left.pop() {
-        match call(some).await {
-            Err(error) if !concerns_one(&error) => return Err(error),
-            Err(_) if some.len() > 1 => {
-                let (first, second) = some.split_at(some.len() / 2);
-                left.extend([second, first]);
-            }
-            result => results.push((some, result)),
-        }
-    }
-    Ok(results)
 }

@@ -1,5 +1,5 @@
-//! Outages of Redis. After the first call that waited for a reply in vain, others do not wait: they
-//! fail at once, until a probe in the background gets a reply.
+//! Outages of Redis. After the first call that waited for a reply in vain, other calls do not wait:
+//! they fail at once, until a probe in the background gets a reply.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -17,11 +17,12 @@ use crate::connection::backoff::Backoff;
 use crate::connection::refusal::unsent_reason;
 use crate::error::{Error, ErrorKind, Result, redis_error};
 
-/// The time that a call waits in vain before it shows an outage. One with a shorter limit shows
+/// The shortest wait without a reply that begins an outage. A call with a shorter limit proves
 /// nothing.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// The state of a server: of that of all partitions, or in a cluster of the node of one.
+/// The outage of a server, if there is one: of the single server, or in a cluster of the node of
+/// one home.
 #[derive(Debug, Default)]
 pub struct Outage {
     is_out: AtomicBool,
@@ -40,7 +41,7 @@ impl Outage {
             None => Ok(()),
             Some((at, cause)) => {
                 let what = format!("{family}: Redis has not replied for {:.1?}", at.elapsed());
-                Err(Error::new(ErrorKind::Redis, what).with_source(Ongoing(cause.clone())))
+                Err(Error::new(ErrorKind::Redis, what).with_source(OutageCause(cause.clone())))
             }
         }
     }
@@ -63,27 +64,28 @@ impl Outage {
         }
         *known = Some((began, error.clone()));
         self.is_out.store(true, Ordering::Relaxed);
-        // a runtime that shuts down drops the task at once, which ends the outage
+        // The lock is released before the spawn: a runtime that shuts down drops the task at once,
+        // which ends the outage and takes this lock.
         drop(known);
         tracing::warn!(error = %format_args!("{error:#}"), "Redis does not reply: calls fail at once until it does");
-        let over = Over(Arc::downgrade(self));
+        let guard = OutageGuard(Arc::downgrade(self));
         let mut exists = cmd("EXISTS");
         exists.arg(key);
-        tokio::spawn(probe(over, redis.clone(), exists));
+        tokio::spawn(probe(guard, redis.clone(), exists));
     }
 }
 
 /// The error that began an outage.
 #[derive(Debug)]
-struct Ongoing(Error);
+struct OutageCause(Error);
 
-impl fmt::Display for Ongoing {
+impl fmt::Display for OutageCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl StdError for Ongoing {
+impl StdError for OutageCause {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.0.source()
     }
@@ -92,15 +94,18 @@ impl StdError for Ongoing {
 /// Returns whether a call was refused because of an outage: nothing was sent, and another attempt
 /// would not be either.
 pub fn is_outage(error: &Error) -> bool {
-    error.source().is_some_and(|cause| cause.is::<Ongoing>())
+    error
+        .source()
+        .is_some_and(|cause| cause.is::<OutageCause>())
 }
 
 /// Probes the server until it replies, or every handle is dropped.
-async fn probe(over: Over, redis: Connection, command: Cmd) {
+async fn probe(guard: OutageGuard, redis: Connection, command: Cmd) {
     let mut pause = Backoff::default();
-    while over.0.strong_count() > 0 {
+    while guard.0.strong_count() > 0 {
         sleep(pause.next()).await;
-        // it waits as long as the connection allows, which then notices that it is lost
+        // the probe waits as long as the connection allows, so that the connection notices that it
+        // is lost
         let replied = redis.send(&command).await;
         if replied.is_ok() || replied.is_err_and(|error| !is_no_reply(&error)) {
             tracing::info!("Redis replies again");
@@ -110,9 +115,9 @@ async fn probe(over: Over, redis: Connection, command: Cmd) {
 }
 
 /// Ends an outage when it is dropped, also if the task that probes ends early, with its runtime.
-struct Over(Weak<Outage>);
+struct OutageGuard(Weak<Outage>);
 
-impl Drop for Over {
+impl Drop for OutageGuard {
     fn drop(&mut self) {
         if let Some(outage) = self.0.upgrade() {
             outage.is_out.store(false, Ordering::Relaxed);
@@ -136,7 +141,9 @@ fn is_silence(error: &Error) -> bool {
     true
 }
 
-/// A node that sends its calls elsewhere for so long sends them to one that is down.
+/// Returns whether the error means that no server replies, or that it is not ready. MOVED is one of
+/// them: a node that redirects a call for as long as [`PATIENCE`] redirects it to a node that is
+/// down.
 fn is_no_reply(error: &RedisError) -> bool {
     use redis::ErrorKind::Server;
     let not_ready = matches!(

@@ -73,11 +73,11 @@ struct Inner {
     address: String,
     source: Source,
     timeouts: PrimaryTimeouts,
-    current: Mutex<Current>,
+    current: Mutex<SharedSearch>,
 }
 
 /// The connection, or the search for it, shared by all callers.
-struct Current {
+struct SharedSearch {
     search: Search,
     /// Its number among the searches.
     number: u64,
@@ -87,11 +87,11 @@ struct Current {
 /// The time between two checks that the connection leads to the primary.
 const CHECK: Duration = Duration::from_secs(1);
 
-type Search = Shared<BoxFuture<'static, RedisResult<Found>>>;
+type Search = Shared<BoxFuture<'static, RedisResult<FoundPrimary>>>;
 
 /// A connection, and the address at which the server was found.
 #[derive(Clone)]
-struct Found {
+struct FoundPrimary {
     connection: MultiplexedConnection,
     at: ConnectionInfo,
 }
@@ -123,10 +123,7 @@ impl Primary {
         redis: impl IntoConnectionInfo,
         timeouts: PrimaryTimeouts,
     ) -> Result<Self> {
-        let info = redis
-            .into_connection_info()
-            .map_err(invalid)?
-            .set_tcp_settings(tcp_settings());
+        let info = connection_info(redis)?;
         let address = info.addr().to_string();
         Self::found(address, Source::Address(Box::new(info)), timeouts).await
     }
@@ -160,16 +157,13 @@ impl Primary {
         primary: impl IntoConnectionInfo,
         timeouts: PrimaryTimeouts,
     ) -> Result<Self> {
-        let info = |info: RedisResult<ConnectionInfo>| {
-            Ok::<_, Error>(info.map_err(invalid)?.set_tcp_settings(tcp_settings()))
-        };
-        let sentinels = sentinels
+        let urls = sentinels
             .into_iter()
-            .map(|one| info(one.into_connection_info()));
-        let sentinels = sentinels.collect::<Result<_>>()?;
-        let sentinels = Sentinels::new(sentinels, info(primary.into_connection_info())?)?;
-        let address = format!("sentinel's {}", sentinels.name());
-        Self::found(address, Source::Sentinel(Arc::new(sentinels)), timeouts).await
+            .map(connection_info)
+            .collect::<Result<_>>()?;
+        let of_primary = Sentinels::new(urls, connection_info(primary)?)?;
+        let address = format!("sentinel's {}", of_primary.name());
+        Self::found(address, Source::Sentinel(Arc::new(of_primary)), timeouts).await
     }
 
     async fn found(address: String, source: Source, timeouts: PrimaryTimeouts) -> Result<Self> {
@@ -181,7 +175,7 @@ impl Primary {
             address,
             source,
             timeouts,
-            current: Mutex::new(Current {
+            current: Mutex::new(SharedSearch {
                 search,
                 number: 0,
                 checked_at: Instant::now(),
@@ -198,7 +192,7 @@ impl Primary {
     }
 
     /// Returns the number of the current connection, if there is one.
-    pub(crate) fn run(&self) -> Option<u64> {
+    pub(crate) fn connection_number(&self) -> Option<u64> {
         let current = self.0.current.lock();
         let is_there = current.search.peek().is_some_and(Result::is_ok);
         is_there.then_some(current.number)
@@ -206,7 +200,7 @@ impl Primary {
 
     /// Waits until the primary is found.
     pub(crate) async fn ready(&self) -> RedisResult<()> {
-        match self.run() {
+        match self.connection_number() {
             Some(_) => Ok(()),
             None => self.connection().await.map(drop),
         }
@@ -228,7 +222,7 @@ impl Primary {
     }
 
     /// Begins to check that the connection leads to the primary, once a second.
-    fn check(&self, search: &Search, found: &Found) {
+    fn check(&self, search: &Search, found: &FoundPrimary) {
         let mut current = self.0.current.lock();
         if current.checked_at.elapsed() < CHECK {
             return;
@@ -256,18 +250,17 @@ impl Primary {
 impl Source {
     /// Returns the time limit for finding the primary and connecting to it, in all.
     fn limit(&self, timeouts: PrimaryTimeouts) -> Duration {
-        let found = match self {
-            Source::Address(_) => Duration::ZERO,
-            Source::Sentinel(_) => Sentinels::LIMIT,
-        };
-        let connected = timeouts.connect.saturating_add(timeouts.response);
-        connected.saturating_add(found)
+        let limit = timeouts.connect.saturating_add(timeouts.response);
+        match self {
+            Source::Address(_) => limit,
+            Source::Sentinel(_) => limit.saturating_add(Sentinels::LIMIT),
+        }
     }
 
     fn search(self, timeouts: PrimaryTimeouts) -> Search {
         async move {
-            // in a task: its timers end with the runtime that begins it, and other callers may be
-            // in another runtime
+            // The search runs in a task, because its timers end with the runtime that begins it. If
+            // that ends, callers on other runtimes get an error instead of waiting for ever.
             let limit = self.limit(timeouts);
             match tokio::spawn(timeout(limit, self.connect(timeouts))).await {
                 Ok(Ok(found)) => found,
@@ -279,10 +272,11 @@ impl Source {
         .shared()
     }
 
-    async fn connect(self, timeouts: PrimaryTimeouts) -> RedisResult<Found> {
+    async fn connect(self, timeouts: PrimaryTimeouts) -> RedisResult<FoundPrimary> {
         let mut at = self.address().await?;
         loop {
-            // Sentinel may name a server that is silent, until it has noticed that
+            // Sentinel names a silent server until it has noticed the silence, so it is asked again
+            // meanwhile
             tokio::select! {
                 found = connect(&at, timeouts) => return found,
                 other = self.moved(&at) => at = other,
@@ -309,9 +303,10 @@ impl Source {
         }
     }
 
-    /// Returns whether the server is no longer the primary, as far as can be found out. A silent
-    /// one is detected here if every caller's own limit is shorter than that of a reply.
-    async fn has_left(&self, mut found: Found) -> bool {
+    /// Returns whether the server is no longer the primary, as far as can be found out. This also
+    /// detects a silent server, which calls do not detect if their own limits are shorter than that
+    /// of a reply.
+    async fn has_left(&self, mut found: FoundPrimary) -> bool {
         let is_elsewhere = |at: ConnectionInfo| at.addr() != found.at.addr();
         self.address().await.is_ok_and(is_elsewhere)
             || match is_primary(&mut found.connection).await {
@@ -321,15 +316,19 @@ impl Source {
     }
 }
 
-async fn connect(at: &ConnectionInfo, timeouts: PrimaryTimeouts) -> RedisResult<Found> {
-    let (client, config) = (Client::open(at.clone())?, timeouts.config());
-    let connection = client.get_multiplexed_async_connection_with_config(&config);
-    let (mut connection, at) = (connection.await?, at.clone());
-    // a missing login fails here; whatever else INFO is refused for, the first write detects a replica
+async fn connect(at: &ConnectionInfo, timeouts: PrimaryTimeouts) -> RedisResult<FoundPrimary> {
+    let mut connection = Client::open(at.clone())?
+        .get_multiplexed_async_connection_with_config(&timeouts.config())
+        .await?;
+    // A missing login fails here. If INFO is refused for another reason, the connection is used,
+    // and the first write detects a replica.
     match is_primary(&mut connection).await {
         Ok(false) => Err((ServerErrorKind::ReadOnly.into(), "the server is a replica").into()),
         Err(error) if matches!(error.code(), None | Some("NOAUTH")) => Err(error),
-        _ => Ok(Found { connection, at }),
+        _ => Ok(FoundPrimary {
+            connection,
+            at: at.clone(),
+        }),
     }
 }
 
@@ -350,11 +349,12 @@ impl ConnectionLike for Primary {
         async move {
             let (search, mut connection) = self.connection().await?;
             let reply = connection.req_packed_command(cmd).await;
-            let is_lost = match &reply {
+            let must_search = match &reply {
                 Ok(Value::ServerError(error)) => refusal::is_demoted(&error.clone().into()),
-                reply => reply.as_ref().is_err_and(is_lost),
+                Ok(_) => false,
+                Err(error) => is_lost(error),
             };
-            if is_lost {
+            if must_search {
                 self.search_again(&search);
             }
             reply
@@ -370,8 +370,9 @@ impl ConnectionLike for Primary {
     ) -> RedisFuture<'a, Vec<Value>> {
         async move {
             let (search, mut connection) = self.connection().await?;
-            let replies = connection.req_packed_commands(pipeline, offset, count);
-            let replies = replies.await;
+            let replies = connection
+                .req_packed_commands(pipeline, offset, count)
+                .await;
             if replies.as_ref().is_err_and(is_lost) {
                 self.search_again(&search);
             }
@@ -394,14 +395,20 @@ impl fmt::Debug for Primary {
 /// Returns TCP settings for counters: no delay before sending, and a dead machine is detected
 /// within seconds, even by an idle connection.
 pub(crate) fn tcp_settings() -> redis::io::tcp::TcpSettings {
-    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new().with_time(Duration::from_secs(5));
-    let keepalive = keepalive.with_interval(Duration::from_secs(1));
+    let keepalive = redis::io::tcp::socket2::TcpKeepalive::new()
+        .with_time(Duration::from_secs(5))
+        .with_interval(Duration::from_secs(1));
     let settings = redis::io::tcp::TcpSettings::default()
         .set_nodelay(true)
         .set_keepalive(keepalive);
     #[cfg(target_os = "linux")]
     let settings = settings.set_user_timeout(Duration::from_secs(5));
     settings
+}
+
+fn connection_info(redis: impl IntoConnectionInfo) -> Result<ConnectionInfo> {
+    let info = redis.into_connection_info().map_err(invalid)?;
+    Ok(info.set_tcp_settings(tcp_settings()))
 }
 
 /// Returns the error for a Redis that cannot be used.

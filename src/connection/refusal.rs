@@ -7,9 +7,9 @@ use redis::{RedisError, ServerErrorKind};
 /// The code of the error of a command that was not sent. Redis has no code of that name.
 const UNSENT: &str = "UNSENT";
 
-/// The codes of replies after which nothing was done: Redis refused the command, or a script's
-/// first write, a plain call in every script. NOPERM is not among them: Redis may refuse one
-/// command in the middle of a script.
+/// The codes of replies after which nothing was done. Redis refused the command, or the first write
+/// of a script: every script makes it by `redis.call`, so that the refusal ends the script. NOPERM
+/// is not among the codes, because Redis may refuse one command in the middle of a script.
 const NOTHING_DONE: [&str; 16] = [
     "ASK",
     "BUSY",
@@ -45,9 +45,9 @@ pub fn proves_not_executed(error: &RedisError) -> bool {
     }
 }
 
-/// Returns whether the server rejects the user, or the user lacks a permission. Most servers give
-/// no code of its own to the refusal of a command within a script, and a cluster's client none to
-/// that of a login.
+/// Returns whether the server rejects the user, or the user lacks a permission. Most servers have
+/// no code of its own for the refusal of a command within a script, and a cluster's client has none
+/// for the refusal of a login: their texts show them.
 pub fn is_denied(error: &RedisError) -> bool {
     const WITHIN: [&str; 3] = [
         "ACL failure in script",

@@ -30,7 +30,7 @@ struct Sentinel {
 }
 
 /// A Sentinel's reply: the number of the failover that it heard of last, and the primary since.
-struct Named {
+struct PrimaryAddress {
     epoch: u64,
     host: String,
     port: u16,
@@ -50,12 +50,14 @@ impl Sentinels {
             let message = "the primary's URL has no service name for Sentinel";
             return Err(Error::invalid(message));
         };
-        let sentinel = |at| Sentinel {
-            at,
-            connection: Mutex::default(),
-        };
         Ok(Sentinels {
-            sentinels: sentinels.into_iter().map(sentinel).collect(),
+            sentinels: sentinels
+                .into_iter()
+                .map(|at| Sentinel {
+                    at,
+                    connection: Mutex::default(),
+                })
+                .collect(),
             name: name.clone(),
             primary,
         })
@@ -66,12 +68,16 @@ impl Sentinels {
         &self.name
     }
 
-    /// Returns the primary's address. Waits for more than half of the Sentinels, if so many reply:
-    /// that many took part in the last failover.
+    /// Returns the primary's address. Waits for more than half of the Sentinels, if so many reply.
+    /// More than half agreed on the last failover, so one of the replies knows of it.
     pub async fn primary(&self) -> RedisResult<ConnectionInfo> {
-        let asks = self.sentinels.iter().map(|one| one.ask(&self.name));
-        let mut asks: FuturesUnordered<_> = asks.collect();
-        let (mut latest, mut replies, mut failure) = (None::<Named>, 0, None::<RedisError>);
+        let mut asks: FuturesUnordered<_> = self
+            .sentinels
+            .iter()
+            .map(|one| one.ask(&self.name))
+            .collect();
+        let (mut latest, mut replies, mut failure) =
+            (None::<PrimaryAddress>, 0, None::<RedisError>);
         while let Some(reply) = asks.next().await {
             match reply {
                 Ok(named) => {
@@ -87,13 +93,15 @@ impl Sentinels {
                 break;
             }
         }
-        let none = || std::io::Error::other("there are no Sentinels").into();
-        let named = latest.ok_or_else(|| failure.unwrap_or_else(none))?;
-        Ok(self.at(named))
+        match (latest, failure) {
+            (Some(named), _) => Ok(self.at(named)),
+            (None, Some(error)) => Err(error),
+            (None, None) => Err(std::io::Error::other("there are no Sentinels").into()),
+        }
     }
 
     /// Returns how to connect to a primary that was named.
-    fn at(&self, named: Named) -> ConnectionInfo {
+    fn at(&self, named: PrimaryAddress) -> ConnectionInfo {
         let mut address = self.primary.addr().clone();
         if let ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } =
             &mut address
@@ -105,7 +113,7 @@ impl Sentinels {
 }
 
 impl Sentinel {
-    async fn ask(&self, name: &str) -> RedisResult<Named> {
+    async fn ask(&self, name: &str) -> RedisResult<PrimaryAddress> {
         let named = self.ask_connected(name).await;
         if named.is_err() {
             *self.connection.lock() = None;
@@ -113,7 +121,7 @@ impl Sentinel {
         named
     }
 
-    async fn ask_connected(&self, name: &str) -> RedisResult<Named> {
+    async fn ask_connected(&self, name: &str) -> RedisResult<PrimaryAddress> {
         let mut connection = self.connected().await?;
         let mut ask = redis::pipe();
         // the first has the epoch; the second has the new primary before all replicas follow it
@@ -124,7 +132,7 @@ impl Sentinel {
         let epoch = state
             .get("config-epoch")
             .and_then(|epoch| epoch.parse().ok());
-        Ok(Named {
+        Ok(PrimaryAddress {
             epoch: epoch.unwrap_or(0),
             host,
             port,
@@ -139,9 +147,9 @@ impl Sentinel {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(LIMIT))
             .set_response_timeout(Some(LIMIT));
-        let client = Client::open(self.at.clone())?;
-        let connection = client.get_multiplexed_async_connection_with_config(&config);
-        let connection = connection.await?;
+        let connection = Client::open(self.at.clone())?
+            .get_multiplexed_async_connection_with_config(&config)
+            .await?;
         *self.connection.lock() = Some(connection.clone());
         Ok(connection)
     }

@@ -1,5 +1,6 @@
 //! The topology of Redis, which the connection declares. In a cluster a call stays in one slot, and
-//! every partition is the home of its own calls.
+//! every partition is the home of its own calls. On one server partition 0 is the home of all
+//! calls.
 
 use std::ops::Range;
 use std::sync::Arc;

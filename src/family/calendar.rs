@@ -61,13 +61,16 @@ impl FromStr for Precision {
 
     /// Parses the displayed form: `60s`, `day`, `month`.
     fn from_str(name: &str) -> Result<Self> {
-        let seconds = || name.strip_suffix('s')?.parse().ok().map(Precision::Seconds);
-        match name {
-            "day" => Ok(Precision::Day),
-            "month" => Ok(Precision::Month),
-            _ => seconds().ok_or_else(|| {
-                Error::invalid(format!("precision {name:?} is not `60s`, `day` or `month`"))
-            }),
+        let seconds = name
+            .strip_suffix('s')
+            .and_then(|digits| digits.parse().ok());
+        match (name, seconds) {
+            ("day", _) => Ok(Precision::Day),
+            ("month", _) => Ok(Precision::Month),
+            (_, Some(seconds)) => Ok(Precision::Seconds(seconds)),
+            (_, None) => Err(Error::invalid(format!(
+                "precision {name:?} is not `60s`, `day` or `month`"
+            ))),
         }
     }
 }
@@ -100,14 +103,18 @@ impl From<Precision> for String {
 /// Returns the whole seconds of Unix time that the range overlaps.
 pub fn unix_seconds(range: &Range<SystemTime>) -> Range<i64> {
     const SECOND: i128 = 1_000_000_000;
-    let nanos = |time: SystemTime| match time.duration_since(UNIX_EPOCH) {
-        Ok(since) => since.as_nanos().cast_signed(),
-        Err(before) => -before.duration().as_nanos().cast_signed(),
-    };
     // the seconds of a SystemTime fit into an i64
     let start = nanos(range.start).div_euclid(SECOND) as i64;
     let end = -(-nanos(range.end)).div_euclid(SECOND) as i64;
     start..if range.is_empty() { start } else { end }
+}
+
+/// Returns the nanoseconds of Unix time.
+fn nanos(time: SystemTime) -> i128 {
+    match time.duration_since(UNIX_EPOCH) {
+        Ok(since) => since.as_nanos().cast_signed(),
+        Err(before) => -before.duration().as_nanos().cast_signed(),
+    }
 }
 
 /// Returns the time at this number of Unix seconds.
@@ -123,13 +130,12 @@ pub fn time_at(seconds: i64) -> SystemTime {
 
 /// Returns an IANA time zone, from the system's database or else from the built-in one.
 pub fn time_zone(name: &str) -> Result<TimeZone> {
-    let unknown = || Error::invalid(format!("time zone {name:?} is not known"));
-    let zone = TimeZone::get(name).map_err(|error| unknown().with_source(error))?;
-    // its name is that of a zone, Etc/Unknown, which would count as UTC
-    if zone.is_unknown() {
-        Err(unknown())
-    } else {
-        Ok(zone)
+    let unknown = Error::invalid(format!("time zone {name:?} is not known"));
+    match TimeZone::get(name) {
+        // jiff takes the name Etc/Unknown for a zone, which would count as UTC
+        Ok(zone) if zone.is_unknown() => Err(unknown),
+        Ok(zone) => Ok(zone),
+        Err(error) => Err(unknown.with_source(error)),
     }
 }
 
@@ -213,15 +219,22 @@ impl Calendar {
         Ok(self.0.to_datetime(time).date())
     }
 
-    /// Returns the span of the days from the first one to the next first one.
-    fn days(&self, at: i64, first: impl Fn(Date) -> Date, length: Span) -> Result<Range<i64>> {
-        let first = first(self.date(at)?);
-        let midnight = |date: Date| {
-            let midnight = date.to_zoned(self.0.clone());
-            midnight.map(|time| time.timestamp().as_second())
-        };
-        let span = || Ok::<_, jiff::Error>(midnight(first)?..midnight(first.checked_add(length)?)?);
-        span().map_err(|error| out_of_calendar(at, error))
+    /// Returns the span of days of this length that contains the time. `first_of` returns the first
+    /// day of a date's span.
+    fn days(&self, at: i64, first_of: impl Fn(Date) -> Date, length: Span) -> Result<Range<i64>> {
+        let first = first_of(self.date(at)?);
+        self.span(first, length)
+            .map_err(|error| out_of_calendar(at, error))
+    }
+
+    /// Returns the time from the midnight of a day to the midnight this length later.
+    fn span(&self, first: Date, length: Span) -> Result<Range<i64>, jiff::Error> {
+        Ok(self.midnight(first)?..self.midnight(first.checked_add(length)?)?)
+    }
+
+    fn midnight(&self, date: Date) -> Result<i64, jiff::Error> {
+        let midnight = date.to_zoned(self.0.clone())?;
+        Ok(midnight.timestamp().as_second())
     }
 }
 
@@ -263,14 +276,13 @@ mod tests {
 
     #[test]
     fn before_1970_slices_begin_earlier_too() {
-        let slice = Calendar::utc()
-            .slice(Precision::MINUTE, -1)
-            .expect("a slice");
-        assert_eq!(slice, -60..0);
+        let minute = |at| {
+            let slice = Calendar::utc().slice(Precision::MINUTE, at);
+            slice.expect("a slice")
+        };
+        assert_eq!(minute(-1), -60..0);
         for far in [i64::MIN, i64::MAX] {
-            let slice = Calendar::utc()
-                .slice(Precision::MINUTE, far)
-                .expect("a slice");
+            let slice = minute(far);
             assert!((slice.start..=slice.end).contains(&far));
         }
         assert!(Calendar::of("Europe/Atlantis").is_err());

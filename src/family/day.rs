@@ -68,10 +68,10 @@ impl Day {
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) before the year 1000 and after the year
     /// 9999.
     pub fn of(time: SystemTime) -> Result<Self> {
-        let none = || Error::invalid(format!("{time:?} is not in the years 1000 to 9999"));
-        let time = Timestamp::try_from(time).ok();
-        time.and_then(|time| Day::in_range(time.to_zoned(TimeZone::UTC).date()))
-            .ok_or_else(none)
+        Timestamp::try_from(time)
+            .ok()
+            .and_then(|at| Day::in_range(at.to_zoned(TimeZone::UTC).date()))
+            .ok_or_else(|| Error::invalid(format!("{time:?} is not in the years 1000 to 9999")))
     }
 
     fn in_range(date: Date) -> Option<Self> {
@@ -88,15 +88,15 @@ impl FromStr for Day {
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if there is no such day, or it is spelt
     /// otherwise.
     fn from_str(text: &str) -> Result<Self> {
-        let none = || {
-            Error::invalid(format!(
-                "{text:?} is not a day YYYY-MM-DD of the years 1000 to 9999"
-            ))
-        };
-        let date: Option<Date> = text.parse().ok();
-        date.and_then(Day::in_range)
+        text.parse()
+            .ok()
+            .and_then(Day::in_range)
             .filter(|day| day.to_string() == text)
-            .ok_or_else(none)
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "{text:?} is not a day YYYY-MM-DD of the years 1000 to 9999"
+                ))
+            })
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::Family;
 use crate::error::Result;
 use crate::family::calendar::{Calendar, Precision};
+use crate::family::time::Time;
 
 /// The kind of a family, which decides how it counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub enum Kind {
     /// Slices of time. What is kept is a buffered delta at once (docs/protocol.md, section 5).
     Series(Arc<Windows>),
     /// Layers of time, with the visitors. Minutes may be kept like slices.
-    Activity(Sliding),
+    Activity(SlidingWindow),
     /// Visitors, each counted once for an id and remembered for this time. The sums become buffered
     /// deltas.
     Visitors(Duration),
@@ -55,7 +56,7 @@ pub struct Window {
 
 /// A window that slides over time in layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sliding {
+pub struct SlidingWindow {
     pub(crate) layer: Duration,
     /// The number of layers, including the current one.
     pub(crate) layers: u32,
@@ -97,7 +98,8 @@ impl Windows {
     }
 
     /// Returns the starts and dates of a window's days or months around this time, in Unix seconds:
-    /// those of the window and of hits that come late, and what lies ahead for 14 days or 3 months.
+    /// those of the window, those in which late hits may count, and those of the next 14 days or 3
+    /// months.
     pub(crate) fn boundaries(&self, window: &Window, now: i64) -> Result<Vec<(i64, String)>> {
         const DAY: i64 = 86_400;
         let (precision, calendar) = (window.precision, &self.calendar);
@@ -116,9 +118,12 @@ impl Windows {
         while let Some(last) = starts.last().filter(|last| **last < now + ahead) {
             starts.push(calendar.slice(precision, *last)?.end);
         }
-        let starts = earlier.into_iter().rev().chain(starts);
-        let named = |start| Ok((start, calendar.called(precision, start)?));
-        starts.map(named).collect()
+        earlier
+            .into_iter()
+            .rev()
+            .chain(starts)
+            .map(|start| Ok((start, calendar.called(precision, start)?)))
+            .collect()
     }
 
     pub(crate) fn kept(&self) -> impl Iterator<Item = &Window> {
@@ -140,7 +145,7 @@ impl Windows {
     }
 }
 
-impl Sliding {
+impl SlidingWindow {
     /// Returns the stripe that a visitor belongs to.
     pub(crate) fn stripe_of(&self, visitor: &[u8]) -> u32 {
         crc32fast::hash(visitor) % self.stripes
@@ -162,7 +167,7 @@ pub mod visit {
     /// any bytes.
     pub fn key(at: &str, visitor: &[u8]) -> Vec<u8> {
         let mut key = Vec::with_capacity(1 + at.len() + visitor.len());
-        // ids have at most 255 bytes
+        // the length fits into one byte, because ids have at most 255 bytes
         key.push(at.len() as u8);
         key.extend_from_slice(at.as_bytes());
         key.extend_from_slice(visitor);
@@ -225,26 +230,24 @@ impl Family {
         match &self.kind {
             Kind::Buffered | Kind::Visitors(_) => String::new(),
             Kind::Cached(retention) => {
-                let given = |(name, bound): (_, Option<i64>)| Some(format!("{name} {}", bound?));
-                let bounds = [("min", retention.min), ("max", retention.max)].into_iter();
-                bounds.filter_map(given).collect::<Vec<_>>().join(", ")
+                let bounds: Vec<_> = [("min", retention.min), ("max", retention.max)]
+                    .into_iter()
+                    .filter_map(|(name, bound)| Some(format!("{name} = {}", bound?)))
+                    .collect();
+                bounds.join(", ")
             }
             Kind::Series(series) => {
                 // windows may change, also in their order
                 let kept: BTreeSet<_> = series.kept().map(|it| it.precision).collect();
-                let kept: Vec<_> = kept.iter().map(Precision::to_string).collect();
+                let names: Vec<_> = kept.iter().map(Precision::to_string).collect();
                 let zone = series.calendar.name();
-                format!("keeps {:?} zone {zone:?}", kept.join(" "))
+                format!("keep = {names:?}, time_zone = {zone:?}")
             }
             Kind::Activity(sliding) => format!(
-                "{} stripes, layers of {} ms, keeps {}",
+                "stripes = {}, layer = \"{}\", keep_minutes = {}",
                 sliding.stripes,
-                sliding.layer_ms(),
-                if sliding.keep_minutes {
-                    "minutes"
-                } else {
-                    "nothing"
-                },
+                Time(sliding.layer),
+                sliding.keep_minutes,
             ),
         }
     }

@@ -8,14 +8,16 @@ pub mod kind;
 pub mod row_id;
 pub mod settings;
 pub mod table;
+pub mod time;
 mod validate;
 
 use std::fmt;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use self::kind::Kind;
+use self::time::{TextVisitor, Time};
 use crate::error::{Error, Result};
 use crate::family::row_id::Columns;
 use crate::family::table::Table;
@@ -53,15 +55,16 @@ pub struct Family {
 
 /// The rule for when a rotation counts as durable. Because of it, the database never contains more
 /// than Redis still has after a crash (docs/protocol.md, section 6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+///
+/// It is written as `immediate`, or as the time to settle: `2.5s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Durability {
     /// This time after the rotation, by the Redis server's clock. For `appendfsync everysec` (2.5 s
     /// is enough: Redis itself stops writing when an fsync takes longer than 2 s), and for replicas
     /// whose lag stays below it. A busy partition's hits reach the database after about twice this
     /// time, since one batch waits at a time.
-    Settle(#[serde(with = "settings::time")] Duration),
+    Settle(Duration),
     /// At once. For `appendfsync always`, and for a Redis without any persistence, which loses
     /// everything in a crash and so cannot return to an older state.
     Immediate,
@@ -87,9 +90,30 @@ impl Default for Durability {
 impl fmt::Display for Durability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Durability::Settle(time) => write!(f, "settle {} ms", time.as_millis()),
-            Durability::Immediate => f.write_str("immediate"),
+            Durability::Settle(time) => Time(*time).fmt(f),
+            Durability::Immediate => f.write_str(IMMEDIATE),
         }
+    }
+}
+
+/// The written form of [`Durability::Immediate`].
+const IMMEDIATE: &str = "immediate";
+
+impl Serialize for Durability {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Durability {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(TextVisitor {
+            expected: "\"immediate\", or a time such as \"2.5s\"",
+            parse: |text| match text {
+                IMMEDIATE => Some(Durability::Immediate),
+                time => time.parse().ok().map(|Time(time)| Durability::Settle(time)),
+            },
+        })
     }
 }
 
@@ -170,9 +194,11 @@ impl Family {
         &self,
         other: &Family,
     ) -> impl Iterator<Item = (&'static str, String, String)> + use<> {
-        let settings = self.identity().into_iter().zip(other.identity());
-        let settings = settings.map(|((setting, own), (_, other))| (setting, own, other));
-        settings.filter(|(_, own, other)| own != other)
+        self.identity()
+            .into_iter()
+            .zip(other.identity())
+            .map(|((setting, own), (_, other))| (setting, own, other))
+            .filter(|(_, own, other)| own != other)
     }
 
     /// Returns whether this setting of the identity can change while the counters stay where they
@@ -203,15 +229,17 @@ impl Family {
     /// Refuses an id that the family cannot count: empty, over 255 bytes, or not a row of its
     /// table.
     pub fn check_id(&self, id: &str) -> Result<()> {
-        let wrong = |wrong| self.invalid(format_args!("id {id:?}: {wrong}"));
-        self.row_ids().check(id).map_err(wrong)
+        self.row_ids()
+            .check(id)
+            .map_err(|wrong| self.invalid(format_args!("id {id:?}: {wrong}")))
     }
 
     /// Refuses an id that can have no row, or a name or page whose kept ids can have none. Without
     /// the columns it checks what the description of the table says.
     pub(crate) fn check_given(&self, id: &str, columns: Option<&Columns>) -> Result<()> {
-        let wrong = |wrong| self.invalid(format_args!("id {id:?}: {wrong}"));
-        self.given_ids(columns).check(id).map_err(wrong)
+        self.given_ids(columns)
+            .check(id)
+            .map_err(|wrong| self.invalid(format_args!("id {id:?}: {wrong}")))
     }
 
     /// Refuses a visitor that is empty or too long.

@@ -85,7 +85,7 @@ impl Family {
             (_, Some((_, []))) | (_, None) => true,
             (Kind::Visitors(_), _) => false,
             (Kind::Buffered | Kind::Cached(_), Some((_, others))) => !others.iter().any(is_text),
-            // counterfoil makes the parts before the name
+            // counterfoil makes the parts before the name, and they do not contain the separator
             (Kind::Series(_) | Kind::Activity(_), _) => true,
         }
     }
@@ -104,7 +104,7 @@ impl<'f> RowIds<'f> {
             return (0, 0);
         }
         let (prefixes, count) = (self.family.kept_prefixes(), table.keys.len());
-        // each has the same number of parts
+        // all prefixes have the same number of parts
         let parts = prefixes.first().map_or(0, |one| one.matches('/').count());
         let first = parts.min(count.saturating_sub(1));
         let in_column = |prefix: &String| prefix.splitn(count, '/').nth(first).map_or(0, str::len);
@@ -182,13 +182,14 @@ impl<'f> RowIds<'f> {
             [one] => one.words(longest),
             several => {
                 let columns: Vec<_> = several.iter().map(|one| one.column).collect();
-                let each = several
+                let rules: Vec<_> = several
                     .iter()
-                    .map(|one| format!("{} {}", one.column, one.words(longest)));
+                    .map(|one| format!("{} {}", one.column, one.words(longest)))
+                    .collect();
                 format!(
                     "{} of {}",
                     columns.join(&self.family.separator().to_string()),
-                    each.collect::<Vec<_>>().join(", ")
+                    rules.join(", ")
                 )
             }
         }
@@ -322,23 +323,22 @@ fn up_to(most: i128, sign: &str) -> Vec<String> {
     let digits: Vec<_> = most.to_string().bytes().map(|byte| byte - b'0').collect();
     let mut ways = Vec::new();
     if digits.len() > 1 {
-        // all that have fewer digits
+        // all numbers with fewer digits
         ways.push(format!("{sign}[1-9][0-9]{{0,{}}}", digits.len() - 2));
     }
     let mut equal = sign.to_owned();
     for (index, digit) in digits.iter().enumerate() {
-        // those that are equal up to here, and then smaller
+        // the numbers whose digits are equal before this one, and smaller here
         let least = u8::from(index == 0);
-        let rest = digits.len() - index - 1;
         if *digit > least {
             let smaller = match digit - least {
                 1 => least.to_string(),
                 _ => format!("[{least}-{}]", digit - 1),
             };
-            let rest = match rest {
+            let rest = match digits.len() - index - 1 {
                 0 => String::new(),
                 1 => "[0-9]".to_owned(),
-                _ => format!("[0-9]{{{rest}}}"),
+                count => format!("[0-9]{{{count}}}"),
             };
             ways.push(format!("{equal}{smaller}{rest}"));
         }

@@ -1,12 +1,7 @@
 //! The settings of a family in their one written form, which the database, Redis and the daemon's
 //! file share.
 
-use std::fmt;
-use std::time::Duration;
-
-use jiff::{Span, SpanRelativeTo};
-use serde::de::{self, Deserializer, Visitor};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::kind::Kind;
@@ -15,12 +10,13 @@ use crate::error::{Error, Result};
 use crate::family::calendar::Precision;
 use crate::family::row_id::Columns;
 use crate::family::table::Table;
+use crate::family::time::Time;
 
 /// The settings of a [`Family`], as a configuration file or the database holds them. Each is
 /// optional, except the kind. [`Family::new`] checks them.
 ///
-/// They implement serde's traits. Times are written as milliseconds, and read as those or as text
-/// with a unit, such as `2.5s` or `10m`. An unknown setting is an error.
+/// They implement serde's traits. Times are text with a unit, such as `2.5s` or `10m`. An unknown
+/// setting is an error.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FamilySettings {
@@ -58,10 +54,6 @@ pub enum KindName {
     Activity,
     Visitors,
 }
-
-/// A time: milliseconds, or text with a unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Time(#[serde(with = "time")] pub Duration);
 
 impl FamilySettings {
     /// Sets the durability unless it is given.
@@ -114,9 +106,12 @@ impl Family {
         let mut all = self.all_settings().given();
         all.retain(|name, _| needed.contains(&&**name));
         if let Kind::Series(series) = &self.kind {
-            let labels = series.labels();
-            let labels = labels.iter().map(|label| label.to_string().into());
-            all.insert("labels".into(), Value::Array(labels.collect()));
+            let labels = series
+                .labels()
+                .iter()
+                .map(|label| label.to_string().into())
+                .collect();
+            all.insert("labels".into(), Value::Array(labels));
         }
         all.insert("separator".into(), self.separator().to_string().into());
         all.insert("ids".into(), ids.pattern().into());
@@ -130,17 +125,20 @@ impl Family {
     /// [`Mismatch`](crate::ErrorKind::Mismatch), naming the family, if the settings are invalid or of a
     /// later version.
     pub fn from_settings(namespace: &str, name: &str, settings: &str) -> Result<Family> {
-        let refused = |wrong: String| {
-            let what = format!("{namespace}/{name}: invalid settings in the database: {wrong}");
-            Error::mismatch(what)
+        let family = match serde_json::from_str::<FamilySettings>(settings) {
+            Ok(read) => Family::new(namespace, name, &read).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
         };
-        let settings: FamilySettings =
-            serde_json::from_str(settings).map_err(|error| refused(error.to_string()))?;
-        Family::new(namespace, name, &settings).map_err(|error| refused(error.to_string()))
+        family.map_err(|wrong| {
+            Error::mismatch(format!(
+                "{namespace}/{name}: invalid settings in the database: {wrong}"
+            ))
+        })
     }
 
     /// Returns the settings that scripts read, which `family_configure` writes beside the epoch.
-    /// `rows` are the values that the family's rows can have.
+    /// The bounds of cached counters depend on the columns of the family's table, if they are
+    /// known.
     pub(crate) fn script_settings(&self, columns: Option<&Columns>) -> Vec<(&'static str, String)> {
         let mut settings = vec![("max_pending", self.max_pending.to_string())];
         if self.takes_requests() {
@@ -159,12 +157,15 @@ impl Family {
         }
         match &self.kind {
             Kind::Series(series) => {
-                let windows = series.windows.iter();
-                let windows = windows.map(|it| format!("{} {}", it.precision, it.slices));
-                let keep = series.kept().map(|it| it.precision.to_string());
+                let windows: Vec<_> = series
+                    .windows
+                    .iter()
+                    .map(|it| format!("{} {}", it.precision, it.slices))
+                    .collect();
+                let kept: Vec<_> = series.kept().map(|it| it.precision.to_string()).collect();
                 settings.extend([
-                    ("windows", windows.collect::<Vec<_>>().join(" ")),
-                    ("keep", keep.collect::<Vec<_>>().join(" ")),
+                    ("windows", windows.join(" ")),
+                    ("keep", kept.join(" ")),
                     ("late", series.late.as_millis().to_string()),
                 ]);
             }
@@ -245,41 +246,6 @@ impl Family {
                 remember: Some(Time(*remember)),
                 ..common
             },
-        }
-    }
-}
-
-/// The written form of a [`Duration`].
-pub mod time {
-    use super::*;
-
-    pub fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        deserializer.deserialize_any(Written)
-    }
-
-    struct Written;
-
-    impl Visitor<'_> for Written {
-        type Value = Duration;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a time such as \"2.5s\", \"10m\", \"6h\" or \"90d\"")
-        }
-
-        // JSON's numbers arrive here, and TOML's, which would lack a unit, as i64
-        fn visit_u64<E: de::Error>(self, millis: u64) -> Result<Duration, E> {
-            Ok(Duration::from_millis(millis))
-        }
-
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<Duration, E> {
-            let days = SpanRelativeTo::days_are_24_hours();
-            let time = text.parse::<Span>().ok();
-            time.and_then(|time| Duration::try_from(time.to_duration(days).ok()?).ok())
-                .ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
         }
     }
 }

@@ -38,7 +38,7 @@ use crate::family::day::Day;
 pub struct Table {
     pub(crate) name: String,
     #[serde(rename = "write")]
-    pub(crate) missing: Missing,
+    pub(crate) missing: MissingRow,
     /// The key columns by name, in the order of an id's segments.
     pub(crate) keys: Vec<(String, KeyType)>,
     pub(crate) value: String,
@@ -58,7 +58,7 @@ fn slash() -> char {
 
 /// The treatment of a delta whose row does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) enum Missing {
+pub(crate) enum MissingRow {
     /// A new row with the delta.
     #[serde(rename = "upsert")]
     Insert,
@@ -74,13 +74,13 @@ pub(crate) enum Missing {
     Drop,
 }
 
-impl Missing {
+impl MissingRow {
     pub(crate) fn inserts(self) -> bool {
-        matches!(self, Missing::Insert | Missing::InsertOrDrop)
+        matches!(self, MissingRow::Insert | MissingRow::InsertOrDrop)
     }
 
     pub(crate) fn drops(self) -> bool {
-        matches!(self, Missing::Drop | Missing::InsertOrDrop)
+        matches!(self, MissingRow::Drop | MissingRow::InsertOrDrop)
     }
 }
 
@@ -128,7 +128,7 @@ impl Table {
     /// Describes a table in which missing rows are inserted. The name may include its schema:
     /// `shop.visitors`.
     pub fn upsert(name: impl Into<String>) -> Self {
-        Table::new(name, Missing::Insert)
+        Table::new(name, MissingRow::Insert)
     }
 
     /// Describes a table like [`upsert`](Self::upsert), but a delta is dropped if a foreign key of its
@@ -139,13 +139,13 @@ impl Table {
     /// A family may change from one to the other, as with
     /// [`update_or_drop`](Self::update_or_drop).
     pub fn upsert_or_drop(name: impl Into<String>) -> Self {
-        Table::new(name, Missing::InsertOrDrop)
+        Table::new(name, MissingRow::InsertOrDrop)
     }
 
     /// Describes a table whose rows the application creates: a delta without a row goes to the
     /// rejects.
     pub fn update(name: impl Into<String>) -> Self {
-        Table::new(name, Missing::Reject)
+        Table::new(name, MissingRow::Reject)
     }
 
     /// Describes a table like [`update`](Self::update), but a delta without a row is dropped, and
@@ -155,10 +155,10 @@ impl Table {
     /// A family may change from one to the other. A reconciler follows the settings of its own
     /// process, and those of the last opening for registered families.
     pub fn update_or_drop(name: impl Into<String>) -> Self {
-        Table::new(name, Missing::Drop)
+        Table::new(name, MissingRow::Drop)
     }
 
-    fn new(name: impl Into<String>, missing: Missing) -> Self {
+    fn new(name: impl Into<String>, missing: MissingRow) -> Self {
         Table {
             name: name.into(),
             keys: Vec::new(),
@@ -250,8 +250,9 @@ impl Table {
     }
 
     fn unknown_offset(&self) -> Option<&str> {
-        let offset = self.utc_offset.as_deref();
-        offset.filter(|offset| seconds_of(offset).is_none())
+        self.utc_offset
+            .as_deref()
+            .filter(|offset| seconds_of(offset).is_none())
     }
 
     /// Returns the seconds by which the times in `DATETIME` columns are ahead of UTC.
@@ -263,24 +264,27 @@ impl Table {
     /// beside the family.
     pub(crate) fn describe(&self) -> String {
         let verb = match self.missing {
-            // one that drops may be changed into one that does not, and back
-            Missing::Insert | Missing::InsertOrDrop => "upsert",
-            Missing::Reject | Missing::Drop => "update",
+            // a deploy may change a table to one that drops deltas, and back: both have the same
+            // text
+            MissingRow::Insert | MissingRow::InsertOrDrop => "upsert",
+            MissingRow::Reject | MissingRow::Drop => "update",
         };
         let keys: Vec<_> = self
             .keys
             .iter()
             .map(|(name, kind)| format!("{name}:{kind:?}"))
             .collect();
-        let offset = self.utc_offset.as_deref();
-        let offset = offset.filter(|_| self.ahead_of_utc() != 0);
-        let offset = offset.unwrap_or_default();
+        let offset = match self.ahead_of_utc() {
+            0 => None,
+            _ => self.utc_offset.as_deref(),
+        };
         format!(
-            "{verb} {}({}){}{}{offset}",
+            "{verb} {}({}){}{}{}",
             self.name,
             keys.join(","),
             self.separator,
-            self.value
+            self.value,
+            offset.unwrap_or_default()
         )
     }
 
@@ -339,17 +343,20 @@ fn is_spelling_of<T: FromStr + ToString>(text: &str) -> bool {
 fn seconds_of(offset: &str) -> Option<i64> {
     let (hours, minutes) = offset.split_once(':')?;
     let digits = hours.strip_prefix(['+', '-'])?;
-    let number = |digits: &str| {
-        let are_two = digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_digit());
-        are_two.then(|| digits.parse::<i64>().ok()).flatten()
-    };
-    let seconds = (number(digits)? * 60 + number(minutes).filter(|minutes| *minutes < 60)?) * 60;
+    let seconds =
+        (two_digits(digits)? * 60 + two_digits(minutes).filter(|minutes| *minutes < 60)?) * 60;
     let ahead = if hours.starts_with('-') {
         -seconds
     } else {
         seconds
     };
     (seconds <= 14 * 3600).then_some(ahead)
+}
+
+/// Returns the number of exactly two digits.
+fn two_digits(text: &str) -> Option<i64> {
+    let are_two = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+    are_two.then(|| text.parse().ok()).flatten()
 }
 
 fn is_uuid(text: &str) -> bool {

@@ -5,13 +5,14 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::kind::{Kind, Retention, Sliding, Window, Windows};
-use super::settings::{FamilySettings, KindName, Time};
+use super::kind::{Kind, Retention, SlidingWindow, Window, Windows};
+use super::settings::{FamilySettings, KindName};
 use super::{Durability, Family};
 use crate::error::{Error, Result};
 use crate::family::calendar::{Calendar, Precision};
 use crate::family::row_id::Columns;
 use crate::family::table::KeyType;
+use crate::family::time::Time;
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -120,11 +121,12 @@ impl Family {
             }
             Some(table) => {
                 for prefix in self.kept_prefixes() {
-                    let mut parts = table.split(&prefix).zip(&table.keys);
                     // an empty part is where the name begins
-                    let wrong = parts
+                    let unfit = table
+                        .split(&prefix)
+                        .zip(&table.keys)
                         .find(|(part, (_, kind))| !part.is_empty() && !kind.is_canonical(part));
-                    if let Some((part, (column, kind))) = wrong {
+                    if let Some((part, (column, kind))) = unfit {
                         let fitting: Vec<_> = KeyType::that_fit(part)
                             .map(|kind| format!("{kind:?}"))
                             .collect();
@@ -178,18 +180,20 @@ impl Family {
     }
 
     fn windows_of(&self, settings: &FamilySettings) -> Result<Windows> {
-        let given = settings.windows.clone();
-        let given = given.unwrap_or_else(|| Precision::DEFAULT.map(|it| (it, 120)).into());
-        let count = "windows: number of precisions";
-        self.check_range(count, given.len(), 1..=Family::MAX_PRECISIONS)?;
+        let given = settings
+            .windows
+            .clone()
+            .unwrap_or_else(|| Precision::DEFAULT.map(|it| (it, 120)).into());
+        let precisions = "windows: number of precisions";
+        self.check_range(precisions, given.len(), 1..=Family::MAX_PRECISIONS)?;
         let mut windows: Vec<Window> = Vec::new();
         for (precision, slices) in given {
             if let Precision::Seconds(seconds) = precision {
                 let length = "windows: seconds of a slice";
                 self.check_range(length, seconds, 1..=Precision::MAX_SECONDS)?;
             }
-            let count = format_args!("windows: number of slices of {precision}");
-            self.check_range(count, slices, 1..=Family::MAX_SLICES)?;
+            let number = format_args!("windows: number of slices of {precision}");
+            self.check_range(number, slices, 1..=Family::MAX_SLICES)?;
             if windows.iter().any(|other| other.precision == precision) {
                 return Err(self.refused("windows", format!("has {precision} twice")));
             }
@@ -221,7 +225,7 @@ impl Family {
         })
     }
 
-    fn sliding_of(&self, settings: &FamilySettings) -> Result<Sliding> {
+    fn sliding_of(&self, settings: &FamilySettings) -> Result<SlidingWindow> {
         let (window, layer) = (
             or(settings.window, 600 * SECOND),
             or(settings.layer, 3 * SECOND),
@@ -231,12 +235,12 @@ impl Family {
             return Err(self.refused("layer", format!("{layer:?} is not in whole milliseconds")));
         }
         if !window.as_nanos().is_multiple_of(layer.as_nanos()) {
-            let wrong = format!("{window:?} is not a multiple of its layers of {layer:?}");
-            return Err(self.refused("window", wrong));
+            let remainder = format!("{window:?} is not a multiple of its layers of {layer:?}");
+            return Err(self.refused("window", remainder));
         }
         let layers = u32::try_from(window.as_nanos() / layer.as_nanos()).unwrap_or(u32::MAX);
         self.check_range("window: number of layers", layers, 1..=Family::MAX_LAYERS)?;
-        let sliding = Sliding {
+        let sliding = SlidingWindow {
             layer,
             layers,
             stripes: settings.stripes.unwrap_or(1),

@@ -9,33 +9,33 @@ use parking_lot::RwLock;
 use crate::error::Result;
 use crate::family::Family;
 use crate::metrics;
-use crate::process::work::FamilySlot;
-use crate::scripts::partition::PairResult;
-use crate::store::{Columns, Incarnation, Registered, Store};
+use crate::process::work::{FamilySlot, PartitionId};
+use crate::scripts::counting::PairResult;
+use crate::store::{Columns, Incarnation, Registration, Store};
 
 /// The reason why hits are refused after a shutdown.
 pub const SHUT_DOWN: &str = "the pair was shut down";
 
 /// A family in use by this process.
 #[derive(Debug)]
-pub struct Opened {
+pub struct OpenFamily {
     pub slot: FamilySlot,
     pub family: Family,
     /// Set if a reconciler found the family in the database. It is replaced when the process itself
     /// opens the family.
     pub is_served: bool,
     /// The family as registered in the database, once it is.
-    registered: RwLock<Option<Arc<Registered>>>,
+    registered: RwLock<Option<Arc<Registration>>>,
     /// The family's name as a metrics label, cheap to clone.
     pub label: SharedString,
     /// The incarnations that exact reads guess.
     pub incarnations: Incarnations,
 }
 
-impl Opened {
-    pub fn new(slot: FamilySlot, family: Family, registered: Option<Arc<Registered>>) -> Self {
+impl OpenFamily {
+    pub fn new(slot: FamilySlot, family: Family, registered: Option<Arc<Registration>>) -> Self {
         let label = Arc::<str>::from(family.name()).into();
-        Opened {
+        OpenFamily {
             slot,
             family,
             is_served: false,
@@ -45,30 +45,39 @@ impl Opened {
         }
     }
 
-    /// Returns whether this is the family as now configured. Stores what the database now says of it:
-    /// its number if it was unknown, and its columns.
-    pub fn is_same(&self, family: &Family, registered: Option<&Arc<Registered>>) -> bool {
+    /// Returns its partition of this number.
+    pub fn partition(&self, number: u32) -> PartitionId {
+        PartitionId {
+            family: self.slot,
+            number,
+        }
+    }
+
+    /// Opens the family again if it is configured as before, and stores what the database says of
+    /// it: its number if that was unknown, and its columns. Returns false if it is another one.
+    pub fn try_reopen(&self, family: &Family, registered: Option<&Arc<Registration>>) -> bool {
         if self.is_served || self.family != *family {
             return false;
         }
         let Some(registered) = registered else {
             return true;
         };
-        let is_known = *self
+        let known = self
             .registered
             .write()
             .get_or_insert_with(|| registered.clone())
-            == *registered;
-        if is_known {
-            self.set_columns(registered.columns.clone());
+            .clone();
+        if known != *registered {
+            return false;
         }
-        is_known
+        self.set_columns(registered.columns.clone());
+        true
     }
 
     /// Returns the family as registered in the database, and registers it if that failed when the
     /// family was opened. No data is written, and no row read, before the database has accepted the
     /// configuration.
-    pub async fn registered(&self, store: &dyn Store) -> Result<Arc<Registered>> {
+    pub async fn registered(&self, store: &dyn Store) -> Result<Arc<Registration>> {
         if let Some(known) = self.known() {
             return Ok(known);
         }
@@ -77,15 +86,16 @@ impl Opened {
         Ok(self.registered.write().get_or_insert(registered).clone())
     }
 
-    /// Returns the family as registered in the database, if that is known. Without it the id of its
-    /// database is empty.
-    pub fn known(&self) -> Option<Arc<Registered>> {
+    /// Returns the family as registered in the database, if that is known. It is `None` until the
+    /// database has registered it.
+    pub fn known(&self) -> Option<Arc<Registration>> {
         self.registered.read().clone()
     }
 
     /// Returns the family as the database has it now: an operator may have altered its table, or
-    /// changed the bounds of cached counters. What cannot be asked is as known.
-    pub async fn registered_now(&self, store: &dyn Store) -> Result<Arc<Registered>> {
+    /// changed the bounds of cached counters. While the database is unreachable, it returns what
+    /// was known before, or an error if that is nothing.
+    pub async fn registered_now(&self, store: &dyn Store) -> Result<Arc<Registration>> {
         self.registered(store).await?;
         match store.columns(&self.family).await {
             Ok(columns) => self.set_columns(columns),
@@ -106,7 +116,7 @@ impl Opened {
         if is_moved || (now.number, &now.database) != (known.number, &known.database) {
             return Ok(known);
         }
-        Ok(Arc::new(Registered {
+        Ok(Arc::new(Registration {
             columns: known.columns.clone(),
             ..now
         }))
@@ -135,7 +145,7 @@ impl Opened {
     /// Registers the family again, because the database does not have it as this process knows it.
     /// A family that was removed stays so unless this process has opened it. Returns whether it is
     /// registered otherwise than before.
-    pub async fn renew(&self, store: &dyn Store, before: &Arc<Registered>) -> Result<bool> {
+    pub async fn renew(&self, store: &dyn Store, before: &Arc<Registration>) -> Result<bool> {
         if self.known().is_some_and(|known| known != *before) {
             return Ok(true);
         }

@@ -9,18 +9,24 @@ use futures_util::future::join;
 use parking_lot::{Mutex, RwLock};
 
 use crate::admin;
+use crate::admin::backlog::{self, Backlog};
+use crate::connection::Connection;
 use crate::connection::topology::Topology;
-use crate::connection::{Connection, try_each_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::process::family::{Opened, SHUT_DOWN};
+use crate::process::family::{OpenFamily, SHUT_DOWN};
 use crate::process::runtime::PairRuntime;
-use crate::process::work::{Announced, FamilySlot, Work};
+use crate::process::tasks::try_each_of;
+use crate::process::work::{FamilySlot, Work, WorkItem};
 use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
-use crate::store::{Registered, Store};
+use crate::store::{Registration, Store};
 use crate::writer::{Route, Writer};
+
+/// The number of partitions that one call to one server reads. It takes Redis a fraction of a
+/// millisecond.
+const PARTITIONS: usize = 100;
 
 /// The state that the handles of one pair share.
 #[derive(Debug)]
@@ -38,14 +44,14 @@ pub struct Shared {
     closed: Arc<AtomicBool>,
 }
 
-pub type InUse = (Arc<Opened>, Arc<Writer>);
+pub type InUse = (Arc<OpenFamily>, Arc<Writer>);
 
 /// The families in use.
 #[derive(Debug, Default)]
 struct Families {
     in_use: BTreeMap<FamilySlot, InUse>,
     /// Those that were opened again with other settings, while handles may still use them.
-    replaced: Vec<(Arc<Opened>, Weak<Writer>)>,
+    replaced: Vec<(Arc<OpenFamily>, Weak<Writer>)>,
     /// By namespace and name, as `NAMESPACE/NAME`.
     slots: HashMap<String, FamilySlot>,
 }
@@ -68,33 +74,34 @@ impl Shared {
 
     /// Takes a family in use and returns it with its writer. Returns the existing ones if the
     /// configuration is the same. `registered` is unknown while the database is unreachable.
-    pub fn open(&self, family: Family, registered: Option<Registered>) -> Result<InUse> {
+    pub fn open(&self, family: Family, registered: Option<Registration>) -> Result<InUse> {
         let registered = registered.map(Arc::new);
-        let is_kept = |(opened, _): &InUse| opened.is_same(&family, registered.as_ref());
+        let is_kept = |(opened, _): &InUse| opened.try_reopen(&family, registered.as_ref());
         self.take_in_use(&family, is_kept, |slot| {
-            Opened::new(slot, family.clone(), registered.clone())
+            OpenFamily::new(slot, family.clone(), registered.clone())
         })
     }
 
     /// Takes a family in use as the database knows it, unless it already is, or this process has
     /// opened it.
-    pub fn serve(&self, registered: Arc<Registered>) -> Result<InUse> {
+    pub fn serve(&self, registered: Arc<Registration>) -> Result<InUse> {
         let family = &registered.family;
         let is_kept =
             |(opened, _): &InUse| !opened.is_served || opened.known().as_ref() == Some(&registered);
         self.take_in_use(family, is_kept, |slot| {
-            let mut opened = Opened::new(slot, family.clone(), Some(registered.clone()));
+            let mut opened = OpenFamily::new(slot, family.clone(), Some(registered.clone()));
             opened.is_served = true;
             opened
         })
     }
 
-    /// Takes a family in use, unless the one of that name is kept.
+    /// Returns the family of that name that is in use, if `is_kept` accepts it. Otherwise takes a
+    /// new one in use, which replaces it.
     fn take_in_use(
         &self,
         family: &Family,
         is_kept: impl Fn(&InUse) -> bool,
-        open: impl FnOnce(FamilySlot) -> Opened,
+        open: impl FnOnce(FamilySlot) -> OpenFamily,
     ) -> Result<InUse> {
         let mut families = self.families.write();
         if self.is_closed() {
@@ -117,8 +124,8 @@ impl Shared {
             replaced.retain(|(_, writer)| writer.strong_count() > 0);
             replaced.push((opened, Arc::downgrade(&writer)));
         }
-        self.work.announce(Announced::Family(slot));
-        self.work.announce(Announced::Upkeep(slot));
+        self.work.announce(WorkItem::Family(slot));
+        self.work.announce(WorkItem::Upkeep(slot));
         Ok(both)
     }
 
@@ -127,9 +134,10 @@ impl Shared {
     pub fn close(&self) -> Vec<InUse> {
         let families = self.families.write();
         self.closed.store(true, Ordering::Relaxed);
-        let replaced = families.replaced.iter();
-        let replaced =
-            replaced.filter_map(|(opened, writer)| Some((opened.clone(), writer.upgrade()?)));
+        let replaced = families
+            .replaced
+            .iter()
+            .filter_map(|(opened, writer)| Some((opened.clone(), writer.upgrade()?)));
         families.in_use.values().cloned().chain(replaced).collect()
     }
 
@@ -145,7 +153,7 @@ impl Shared {
         families.in_use.get(slot).cloned()
     }
 
-    pub fn opened(&self) -> Vec<Arc<Opened>> {
+    pub fn opened(&self) -> Vec<Arc<OpenFamily>> {
         self.families
             .read()
             .in_use
@@ -191,9 +199,10 @@ impl Shared {
 
     /// Returns the partitions of the family that remember callers, with their numbers.
     pub fn homes(&self, family: &Family) -> Vec<(u32, Partition)> {
-        let homes = self.topology.homes(family.partitions());
-        let homes = homes.map(|number| (number, self.partition(family, number)));
-        homes.collect()
+        self.topology
+            .homes(family.partitions())
+            .map(|number| (number, self.partition(family, number)))
+            .collect()
     }
 
     /// Makes a call for each group of up to `size` items, a few at a time. In a cluster each item
@@ -217,7 +226,7 @@ impl Shared {
         try_each_of(calls, &groups, |group| call(group)).await
     }
 
-    pub fn family(&self, slot: FamilySlot) -> Option<Arc<Opened>> {
+    pub fn family(&self, slot: FamilySlot) -> Option<Arc<OpenFamily>> {
         self.families
             .read()
             .in_use
@@ -244,5 +253,29 @@ impl Shared {
 
     pub fn partition(&self, family: &Family, partition: u32) -> Partition {
         Partition::new(self.redis.clone(), family, partition)
+    }
+
+    /// Returns the backlog of all partitions of the family.
+    pub async fn backlog(&self, family: &Family) -> Result<Backlog> {
+        let found = self.backlogs(std::slice::from_ref(family)).await?;
+        Ok(found.into_iter().fold(Backlog::default(), Backlog::join))
+    }
+
+    /// Returns the backlog of each of these families.
+    pub async fn backlogs(&self, families: &[Family]) -> Result<Vec<Backlog>> {
+        let mut all = Vec::new();
+        for (index, family) in families.iter().enumerate() {
+            all.extend((0..family.partitions()).map(|number| (index, Keys::new(family, number))));
+        }
+        let read = async |some: &[(usize, Keys)]| {
+            let keys: Vec<_> = some.iter().map(|(_, keys)| keys).collect();
+            backlog::of_partitions(&self.redis, &keys).await
+        };
+        let found = self.by_group(&all, PARTITIONS, read).await?;
+        let mut backlogs = vec![Backlog::default(); families.len()];
+        for ((index, _), more) in all.iter().zip(found.into_iter().flatten()) {
+            backlogs[*index] = backlogs[*index].join(more);
+        }
+        Ok(backlogs)
     }
 }

@@ -8,21 +8,25 @@ use tokio::sync::Notify;
 /// The work that writers announce to a reconciler of the same process.
 #[derive(Debug, Default)]
 pub struct Work {
-    announced: Mutex<HashSet<Announced>>,
+    announced: Mutex<HashSet<WorkItem>>,
     notify: Notify,
 }
 
 /// The place of a family among those that this process has in use. The database has another number
-/// of it, a [`FamilyNumber`](crate::store::FamilyNumber).
+/// for the family, a [`FamilyNumber`](crate::store::FamilyNumber).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FamilySlot(pub usize);
 
-/// A partition: the slot of its family, and its number.
-pub type PartitionId = (FamilySlot, u32);
+/// A partition of a family in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PartitionId {
+    pub family: FamilySlot,
+    pub number: u32,
+}
 
 /// One item of work for the reconciler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Announced {
+pub enum WorkItem {
     /// A family was opened, and is searched for hits.
     Family(FamilySlot),
     /// A family was opened, and needs upkeep.
@@ -32,14 +36,14 @@ pub enum Announced {
 }
 
 impl Work {
-    pub fn announce(&self, announced: Announced) {
+    pub fn announce(&self, announced: WorkItem) {
         if self.announced.lock().insert(announced) {
             self.notify.notify_one();
         }
     }
 
     /// Waits for announcements, and takes all of them.
-    pub async fn take(&self) -> HashSet<Announced> {
+    pub async fn take(&self) -> HashSet<WorkItem> {
         loop {
             let taken = std::mem::take(&mut *self.announced.lock());
             if !taken.is_empty() {

@@ -6,121 +6,126 @@ use std::time::Duration;
 
 use crate::connection::backoff::Retries;
 use crate::error::{Error, Result};
-use crate::process::family::Opened;
-use crate::process::work::{Announced, PartitionId};
-use crate::reconciler::flush::{Flushed, Flusher, Rotated};
+use crate::process::family::OpenFamily;
+use crate::process::work::{PartitionId, WorkItem};
+use crate::reconciler::flush::{self, FlushOutcome, RotateOutcome};
+use crate::reconciler::flusher::Flusher;
 use crate::reconciler::step::Step;
-use crate::scripts::buffered::Cut;
+use crate::reconciler::sweep;
+use crate::scripts::partition::buffered::Cut;
 
-impl Flusher {
-    /// Brings everything in Redis to the database, also what clients with another number of
-    /// partitions have counted. A failing partition or family does not block others.
-    #[tracing::instrument(skip_all)]
-    pub async fn drain(&self) -> Result<()> {
-        let drained = self.drain_families(self.shared.opened(), false).await;
-        let mut known = self.shared.opened();
-        // one that the database does not know yet has nothing there either
-        known.retain(|opened| opened.known().is_some());
-        drained.and(self.drain_families(known, true).await)
+/// Brings everything in Redis to the database, also what clients with another number of
+/// partitions have counted. A failing partition or family does not block others.
+#[tracing::instrument(skip_all)]
+pub async fn drain(flusher: &Flusher) -> Result<()> {
+    let drained = drain_families(flusher, flusher.shared.opened(), false).await;
+    let mut known = flusher.shared.opened();
+    // a family that the database does not know yet had nothing to drain, and has no strays
+    // either
+    known.retain(|opened| opened.known().is_some());
+    drained.and(drain_families(flusher, known, true).await)
+}
+
+/// Drains the partitions of the families, or with `strays` those beyond their number.
+async fn drain_families(
+    flusher: &Flusher,
+    mut families: Vec<Arc<OpenFamily>>,
+    strays: bool,
+) -> Result<()> {
+    let (mut retries, mut result) = (Retries::default(), Ok(()));
+    loop {
+        let mut pending = Vec::new();
+        for swept in sweep::sweep(flusher, &std::mem::take(&mut families), strays).await {
+            pending.extend(swept.pending);
+            let Err(error) = swept.result else { continue };
+            match retries.failed("drain", error) {
+                Ok(()) => families.extend(flusher.shared.family(swept.family)),
+                Err(error) => result = Err(error),
+            }
+        }
+        let drained = drain_partitions(flusher, pending, Cut::Now, &mut retries).await;
+        result = drained.and(result);
+        if families.is_empty() {
+            retries.succeeded();
+            return result;
+        }
+        // once for all families, because an outage concerns all of them
+        retries.pause().await;
     }
+}
 
-    /// Drains the partitions of the families, or else those beyond.
-    async fn drain_families(&self, mut families: Vec<Arc<Opened>>, strays: bool) -> Result<()> {
-        let (mut retries, mut result) = (Retries::default(), Ok(()));
-        loop {
-            let mut pending = Vec::new();
-            for swept in self.sweep(&std::mem::take(&mut families), strays).await {
-                pending.extend(swept.pending);
-                let Err(error) = swept.result else { continue };
-                match retries.failed("drain", error) {
-                    Ok(()) => families.extend(self.shared.family(swept.family)),
-                    Err(error) => result = Err(error),
+/// Cuts every partition of the family, and makes reconcilers delay further cuts for this time.
+pub async fn hold(flusher: &Flusher, opened: &OpenFamily, time: Duration) -> Result<()> {
+    let numbers = 0..opened.family.partitions();
+    let partitions = numbers.map(|number| opened.partition(number)).collect();
+    let (cut, mut retries) = (Cut::NowAndHold(time), Retries::default());
+    let held = drain_partitions(flusher, partitions, cut, &mut retries).await;
+    retries.succeeded();
+    held
+}
+
+/// Brings what these partitions have pending now to the database.
+async fn drain_partitions(
+    flusher: &Flusher,
+    mut left: Vec<PartitionId>,
+    cut: Cut,
+    retries: &mut Retries,
+) -> Result<()> {
+    let mut stuck = Ok(());
+    while !left.is_empty() {
+        let (mut again, failed) = drain_once(flusher, &left, cut).await;
+        let mut pauses = false;
+        for (id, error) in failed {
+            match retries.failed("drain", error) {
+                Ok(()) => {
+                    again.insert(id);
+                    pauses = true;
+                }
+                Err(error) => {
+                    again.remove(&id);
+                    stuck = Err(error);
                 }
             }
-            let drained = self.drain_partitions(pending, Cut::Now, &mut retries).await;
-            result = drained.and(result);
-            if families.is_empty() {
-                retries.succeeded();
-                return result;
-            }
-            // once for all families, because an outage concerns all of them
+        }
+        if pauses {
             retries.pause().await;
         }
+        left = again.into_iter().collect();
     }
+    stuck
+}
 
-    /// Cuts every partition of the family, and makes reconcilers delay further cuts for this time.
-    pub async fn hold(&self, opened: &Opened, time: Duration) -> Result<()> {
-        let numbers = 0..opened.family.partitions();
-        let partitions = numbers.map(|number| (opened.slot, number)).collect();
-        let (cut, mut retries) = (Cut::NowAndHold(time), Retries::default());
-        let held = self.drain_partitions(partitions, cut, &mut retries).await;
-        retries.succeeded();
-        held
-    }
-
-    /// Brings what these partitions have pending now to the database.
-    async fn drain_partitions(
-        &self,
-        mut left: Vec<PartitionId>,
-        cut: Cut,
-        retries: &mut Retries,
-    ) -> Result<()> {
-        let mut stuck = Ok(());
-        while !left.is_empty() {
-            let (mut again, failed) = self.drain_once(&left, cut).await;
-            let mut pauses = false;
-            for (id, error) in failed {
-                match retries.failed("drain", error) {
-                    Ok(()) => {
-                        again.insert(id);
-                        pauses = true;
-                    }
-                    Err(error) => {
-                        again.remove(&id);
-                        stuck = Err(error);
-                    }
+/// Takes one batch off each partition. Returns the partitions that may still hold a hit from
+/// before the call, and the errors. If another caller has cut the batch, hits from before this
+/// call may have been counted after that cut, and wait in the buffer.
+async fn drain_once(
+    flusher: &Flusher,
+    partitions: &[PartitionId],
+    cut: Cut,
+) -> (BTreeSet<PartitionId>, Vec<(PartitionId, Error)>) {
+    let (mut held, mut again, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
+    for (id, rotated) in flush::rotate(flusher, partitions, cut).await {
+        match rotated {
+            Ok(RotateOutcome::Batch(batch)) => {
+                if !batch.cut.fresh {
+                    again.insert(id);
                 }
+                held.push(batch);
             }
-            if pauses {
-                retries.pause().await;
-            }
-            left = again.into_iter().collect();
+            // a drain ignores due times and leases
+            Ok(RotateOutcome::Nothing | RotateOutcome::Early(_) | RotateOutcome::Leased(_)) => {}
+            Err(error) => failed.push((id, error)),
         }
-        stuck
     }
-
-    /// Takes one batch off each partition. Returns the partitions that may still hold a hit from
-    /// before the call, because a batch cut by another caller says nothing about the buffer, and
-    /// the errors.
-    async fn drain_once(
-        &self,
-        partitions: &[PartitionId],
-        cut: Cut,
-    ) -> (BTreeSet<PartitionId>, Vec<(PartitionId, Error)>) {
-        let (mut held, mut again, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
-        for (id, rotated) in self.rotate(partitions, cut).await {
-            match rotated {
-                Ok(Rotated::Held(batch)) => {
-                    if !batch.cut.fresh {
-                        again.insert(id);
-                    }
-                    held.push(batch);
-                }
-                // a drain ignores due times and leases
-                Ok(Rotated::Nothing | Rotated::Early(_) | Rotated::Leased(_)) => {}
+    while let Some(ready) = held.iter().map(|held| held.ready_at).max() {
+        tokio::time::sleep_until(ready).await;
+        for (id, end) in flush::flush(flusher, flush::next_flush(&mut held, |_| true)).await {
+            match end {
+                Ok(FlushOutcome::Done) => flusher.succeeded(Step::Work(WorkItem::Due(id))),
+                Ok(FlushOutcome::Waits(batch)) => held.push(batch),
                 Err(error) => failed.push((id, error)),
             }
         }
-        while let Some(ready) = held.iter().map(|held| held.ready_at).max() {
-            tokio::time::sleep_until(ready).await;
-            for (id, end) in self.flush(self.next_flush(&mut held, |_| true)).await {
-                match end {
-                    Ok(Flushed::Done) => self.succeeded(Step::Work(Announced::Due(id))),
-                    Ok(Flushed::Waits(batch)) => held.push(batch),
-                    Err(error) => failed.push((id, error)),
-                }
-            }
-        }
-        (again, failed)
     }
+    (again, failed)
 }

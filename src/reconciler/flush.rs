@@ -2,27 +2,25 @@
 //! (docs/protocol.md, section 3). For a cached family, the rows are read back and its counters
 //! marked as saved (section 4).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use crate::connection::backoff::{GRACE, unless_stopped};
-use crate::connection::failures::Failures;
-use crate::connection::{Connection, each};
+use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::Family;
 use crate::metrics;
-use crate::process::family::Opened;
-use crate::process::shared::Shared;
-use crate::process::work::{Announced, FamilySlot, PartitionId};
+use crate::process::family::OpenFamily;
+use crate::process::tasks::{GRACE, each, pause_unless_stopped, unless_stopped};
+use crate::process::work::{FamilySlot, PartitionId, WorkItem};
+use crate::reconciler::cached;
+use crate::reconciler::flusher::Flusher;
+use crate::reconciler::set_back::{self, report_lost};
 use crate::reconciler::step::{Step, caught};
-use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
-use crate::scripts::partition::Partition;
-use crate::store::{Batch, Progress, Registered};
+use crate::scripts::partition::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
+use crate::store::{ApplyReply, Batch, Progress, Registration};
 use crate::testing::ablation::{self, Guard};
 
 /// The approximate number of ids in a page of a fetch: small enough for a script to stay far below
@@ -36,37 +34,20 @@ const FLUSH_IDS: u64 = 10_000;
 /// The number of ids beyond which a family is flushed without others, which would wait for it.
 const MIXED_IDS: u64 = 1_000;
 
-/// The steps of a reconciler, on the connection of its own.
-#[derive(Debug)]
-pub struct Flusher {
-    pub shared: Arc<Shared>,
-    pub redis: Connection,
-    /// The time of its leases beyond the settle time.
-    pub lease: Option<Duration>,
-    /// The name of this lease holder.
-    pub owner: String,
-    /// The limit of the rows that one transaction changes; `None` leaves it to the store.
-    pub max_rows: Option<u64>,
-    /// Set when it stops: then it no longer waits for the database.
-    pub stop: watch::Receiver<bool>,
-    /// The deletion passes of the partitions of cached families.
-    pub passes: Mutex<HashMap<PartitionId, Pass>>,
-    pub failures: Arc<Mutex<Failures<Step>>>,
-}
+/// The time after which a flush leaves the rest of its batches to a later one, so that others go
+/// first. The ledger has the position.
+const TURN: Duration = Duration::from_secs(3);
 
-/// The deletion of due counters in a partition: the time of its next step, and the cursor.
-#[derive(Clone, Copy, Debug)]
-pub struct Pass {
-    pub at: Instant,
-    pub cursor: u64,
-}
+/// The time after which a write without a reply counts as failing. A write that waits for a lock
+/// fails within a second or two.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// A batch that this process knows of, waiting to be durable and flushed.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldBatch {
     pub id: PartitionId,
-    pub opened: Arc<Opened>,
-    registered: Arc<Registered>,
+    pub opened: Arc<OpenFamily>,
+    registered: Arc<Registration>,
     pub cut: CutBatch,
     settle: Duration,
     known_since: Instant,
@@ -79,32 +60,35 @@ pub struct Held {
     pub failed_before: bool,
 }
 
-/// A batch that was fetched.
-pub type Fetched = (Held, Arc<Batch>);
+/// A batch that was fetched, with its content.
+struct FetchedBatch {
+    held: HeldBatch,
+    content: Arc<Batch>,
+}
 
 /// The outcome of a flush of one batch.
 #[derive(Debug)]
-pub enum Flushed {
+pub enum FlushOutcome {
     /// The batch is in the database, or was dropped after a set-back, or another reconciler flushed
     /// it.
     Done,
     /// It is not durable yet, because the clock of Redis stepped back, or the flush took so long that
     /// others go first: flush it later.
-    Waits(Held),
+    Waits(HeldBatch),
 }
 
 /// The outcome of a rotation.
 #[derive(Debug)]
-pub enum Rotated {
-    Held(Held),
-    /// No sync due for this time, unless further hits make one due.
+pub enum RotateOutcome {
+    Batch(HeldBatch),
+    /// No sync is due for this time, unless further hits make one due.
     Early(Duration),
-    /// A lease of another reconciler for this time.
+    /// Another reconciler has the lease of the batch in flight for this time.
     Leased(Duration),
     Nothing,
 }
 
-impl Held {
+impl HeldBatch {
     /// Returns when the oldest hit in it was counted, by this process's clock.
     pub fn oldest_hit(&self) -> Instant {
         self.known_since
@@ -119,283 +103,390 @@ impl Held {
     }
 }
 
-impl Flusher {
-    /// Creates a flusher without leases, on the pair's own connection.
-    pub fn new(shared: Arc<Shared>) -> Self {
-        let redis = shared.redis.clone();
-        Flusher {
-            shared,
-            redis,
-            lease: None,
-            owner: String::new(),
-            max_rows: None,
-            stop: watch::channel(false).1,
-            passes: Mutex::default(),
-            failures: Arc::default(),
+/// Cuts a batch off each partition, or takes the batch in flight. [`Cut::WhenDue`] leaves a
+/// batch in flight to another reconciler that has its lease; other cuts ignore leases.
+#[tracing::instrument(level = "debug", skip_all, fields(partitions = partitions.len()))]
+pub async fn rotate(
+    flusher: &Flusher,
+    partitions: &[PartitionId],
+    cut: Cut,
+) -> Vec<(PartitionId, Result<RotateOutcome>)> {
+    let rotate = async |id: &PartitionId| (*id, caught(rotate_one(flusher, *id, cut)).await);
+    each(partitions, rotate).await
+}
+
+async fn rotate_one(flusher: &Flusher, id: PartitionId, cut: Cut) -> Result<RotateOutcome> {
+    let Some(opened) = flusher.shared.family(id.family) else {
+        return Ok(RotateOutcome::Nothing);
+    };
+    let registering = opened.registered(&*flusher.shared.store);
+    let registered = unless_stopped(&flusher.stop, GRACE, registering).await?;
+    let (family, database) = (&registered.family, &registered.database);
+    let settle = if flusher.redis.can_be_reverted() {
+        family.durability().settle()
+    } else {
+        Duration::ZERO
+    };
+    let lease = flusher
+        .lease
+        .filter(|_| cut == Cut::WhenDue)
+        .map(|beyond| Lease {
+            owner: &flusher.owner,
+            time: settle + beyond,
+        });
+    let partition = flusher.partition(family, id.number);
+    let rotated = partition.rotate(family, database, lease, cut).await;
+    if let Err(error) = &rotated
+        && error.kind() == ErrorKind::Mismatch
+    {
+        // The family's hits go to a database with another id. That may be this process's own
+        // database, made anew: the upkeep registers the family again, and so learns the new id.
+        flusher.shared.work.announce(WorkItem::Upkeep(id.family));
+    }
+    Ok(match rotated? {
+        RotateReply::Batch(cut) => {
+            let now = Instant::now();
+            RotateOutcome::Batch(HeldBatch {
+                id,
+                opened,
+                registered,
+                cut,
+                settle,
+                known_since: now,
+                ready_at: now + settle.saturating_sub(cut.settled),
+                fetched: None,
+                failed_before: false,
+            })
+        }
+        RotateReply::Early(time) => RotateOutcome::Early(time),
+        RotateReply::Leased(time) => RotateOutcome::Leased(time),
+        RotateReply::Empty => RotateOutcome::Nothing,
+    })
+}
+
+/// Applies the batches to the database and drops them from Redis. While the database is
+/// unreachable it retries, until it is stopped.
+///
+/// Returns an outcome for each batch. After an error the batch is still in Redis, also if it is
+/// in the database: it is flushed again.
+#[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
+pub async fn flush(
+    flusher: &Flusher,
+    held: Vec<HeldBatch>,
+) -> Vec<(PartitionId, Result<FlushOutcome>)> {
+    let started = Instant::now();
+    let mut outcomes = Vec::with_capacity(held.len());
+    let fetched = fetch(flusher, held, &mut outcomes).await;
+    let ids: usize = fetched.iter().map(|one| one.content.deltas.len()).sum();
+    tracing::Span::current().record("rows", ids);
+    let applied = apply(flusher, &fetched).await;
+    let (mut whole, mut renewed) = (Vec::with_capacity(fetched.len()), BTreeMap::new());
+    for (FetchedBatch { mut held, content }, progress) in fetched.into_iter().zip(applied) {
+        match progress {
+            Ok(Progress::Partial { .. }) => {
+                held.ready_at = Instant::now();
+                held.fetched = Some(content);
+                outcomes.push((held.id, Ok(FlushOutcome::Waits(held))));
+            }
+            Ok(progress) => whole.push((FetchedBatch { held, content }, progress)),
+            Err(error) => {
+                let error = renew(flusher, &held, error, &mut renewed).await;
+                outcomes.push((held.id, Err(error)));
+            }
         }
     }
+    let finish_one = async |(batch, progress): &(FetchedBatch, Progress)| {
+        let finished = finish(flusher, batch, *progress).await;
+        (batch.held.id, finished.map(|()| FlushOutcome::Done))
+    };
+    outcomes.extend(each(&whole, finish_one).await);
+    ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
+    outcomes
+}
 
-    /// Notes a failure for the log.
-    pub fn failed(&self, step: Step, error: &Error) {
-        let name = match step.family().and_then(|number| self.shared.family(number)) {
-            Some(opened) => format!("{} of {}", step.name(), opened.family),
-            None => step.name().to_owned(),
-        };
-        self.failures.lock().failed(step, name, error);
-    }
-
-    /// Notes a success for the log.
-    pub fn succeeded(&self, step: Step) {
-        self.failures.lock().succeeded(&step);
-    }
-
-    /// Takes a step, and notes for the log that it failed or succeeded. A panic is an error.
-    pub async fn noted<T>(&self, step: Step, taken: impl Future<Output = Result<T>>) -> Result<T> {
-        let result = caught(taken).await;
-        match &result {
-            Ok(_) => self.succeeded(step),
-            Err(error) => self.failed(step, error),
+/// Fetches the batches once they are durable. The outcome of one that is not fetched goes to
+/// `outcomes`.
+async fn fetch(
+    flusher: &Flusher,
+    held: Vec<HeldBatch>,
+    outcomes: &mut Vec<(PartitionId, Result<FlushOutcome>)>,
+) -> Vec<FetchedBatch> {
+    let (mut fetched, mut unfetched) = (Vec::with_capacity(held.len()), Vec::new());
+    for mut held in held {
+        // an earlier flush has fetched it, and applied a part
+        match held.fetched.take() {
+            Some(content) => fetched.push(FetchedBatch { held, content }),
+            None => unfetched.push(held),
         }
-        result
     }
-
-    pub fn partition(&self, family: &Family, number: u32) -> Partition {
-        Partition::new(self.redis.clone(), family, number)
+    let fetch_one = async |held: &HeldBatch| {
+        let partition = flusher.partition(&held.opened.family, held.id.number);
+        partition.fetch(held.cut.id, held.settle, PAGE).await
+    };
+    let replies = each(&unfetched, fetch_one).await;
+    for (mut held, reply) in unfetched.into_iter().zip(replies) {
+        match reply {
+            Ok(FetchReply::Deltas(deltas)) => {
+                let content = Arc::new(Batch {
+                    family: held.registered.clone(),
+                    partition: held.id.number,
+                    id: held.cut.id,
+                    deltas,
+                    is_lost: false,
+                });
+                fetched.push(FetchedBatch { held, content });
+            }
+            Ok(FetchReply::Wait(time)) => {
+                held.ready_at = Instant::now() + time;
+                outcomes.push((held.id, Ok(FlushOutcome::Waits(held))));
+            }
+            // another reconciler has flushed it
+            Ok(FetchReply::Stale) => outcomes.push((held.id, Ok(FlushOutcome::Done))),
+            Err(error) => {
+                metrics::retried("fetch");
+                outcomes.push((held.id, Err(error)));
+            }
+        }
     }
+    fetched
+}
 
-    /// Cuts a batch off each partition, or takes the batch in flight. When due only where no other
-    /// reconciler has the lease.
-    #[tracing::instrument(level = "debug", skip_all, fields(partitions = partitions.len()))]
-    pub async fn rotate(
-        &self,
-        partitions: &[PartitionId],
-        cut: Cut,
-    ) -> Vec<(PartitionId, Result<Rotated>)> {
-        let rotate = async |id: &PartitionId| (*id, caught(self.rotate_one(*id, cut)).await);
-        each(partitions, rotate).await
+/// Applies the batches together, or family by family if one of them cannot be written. Returns
+/// the progress or the error of each batch.
+async fn apply(flusher: &Flusher, fetched: &[FetchedBatch]) -> Vec<Result<Progress>> {
+    let all: Vec<_> = fetched.iter().collect();
+    let mut results = apply_together(flusher, &all).await;
+    let mut families: BTreeMap<FamilySlot, Vec<usize>> = BTreeMap::new();
+    for (index, one) in fetched.iter().enumerate() {
+        families.entry(one.held.id.family).or_default().push(index);
     }
+    if families.len() < 2 {
+        return results;
+    }
+    for mut indexes in families.into_values() {
+        // an unreachable database concerns all families
+        let concerns_one = |error: &Error| error.kind() != ErrorKind::Store;
+        indexes.retain(|&index| results[index].as_ref().is_err_and(concerns_one));
+        let some: Vec<_> = indexes.iter().map(|&index| all[index]).collect();
+        let again = apply_together(flusher, &some).await;
+        for (index, result) in indexes.into_iter().zip(again) {
+            results[index] = result;
+        }
+    }
+    results
+}
 
-    async fn rotate_one(&self, id: PartitionId, cut: Cut) -> Result<Rotated> {
-        let Some(opened) = self.shared.family(id.0) else {
-            return Ok(Rotated::Nothing);
-        };
-        let registered = opened.registered(&*self.shared.store);
-        let registered = unless_stopped(&self.stop, GRACE, registered).await?;
-        let (family, database) = (&registered.family, &registered.database);
-        let settle = if self.redis.can_be_reverted() {
-            family.durability().settle()
+/// Applies the batches together, part by part, until each is complete, one fails, or the
+/// [`TURN`] is over. Returns the progress of each, or its error.
+async fn apply_together(flusher: &Flusher, batches: &[&FetchedBatch]) -> Vec<Result<Progress>> {
+    let (mut stopped, mut left) = (None, Vec::from_iter(0..batches.len()));
+    let mut results = vec![Ok(Progress::Repeated); batches.len()];
+    let begun = Instant::now();
+    while !left.is_empty() {
+        let some: Vec<_> = left.iter().map(|&index| batches[index]).collect();
+        let is_late =
+            *flusher.stop.borrow() && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE;
+        let applied = if is_late {
+            let late = "stopped before the rest of a batch was applied";
+            Err(Error::store(late))
         } else {
-            Duration::ZERO
+            apply_repeated(flusher, &some).await
         };
-        let lease = self
-            .lease
-            .filter(|_| cut == Cut::WhenDue)
-            .map(|beyond| Lease {
-                owner: &self.owner,
-                time: settle + beyond,
-            });
-        let partition = self.partition(family, id.1);
-        let rotated = partition.rotate(family, database, lease, cut).await;
-        if let Err(error) = &rotated
-            && error.kind() == ErrorKind::Mismatch
-        {
-            // the database may have been made anew, and the family registered in it
-            self.shared.work.announce(Announced::Upkeep(id.0));
-        }
-        Ok(match rotated? {
-            RotateReply::Batch(cut) => {
-                let now = Instant::now();
-                Rotated::Held(Held {
-                    id,
-                    opened,
-                    registered,
-                    cut,
-                    settle,
-                    known_since: now,
-                    ready_at: now + settle.saturating_sub(cut.settled),
-                    fetched: None,
-                    failed_before: false,
-                })
-            }
-            RotateReply::Early(time) => Rotated::Early(time),
-            RotateReply::Leased(time) => Rotated::Leased(time),
-            RotateReply::Empty => Rotated::Nothing,
-        })
-    }
-
-    /// Applies the batches to the database and drops them from Redis. While the database is
-    /// unreachable it retries, until it is stopped.
-    ///
-    /// Returns an outcome for each batch. After an error the batch is still in Redis, also if it is
-    /// in the database: it is flushed again.
-    #[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
-    pub async fn flush(&self, held: Vec<Held>) -> Vec<(PartitionId, Result<Flushed>)> {
-        let started = Instant::now();
-        let mut ends = Vec::with_capacity(held.len());
-        let fetched = self.fetch_all(held, &mut ends).await;
-        let ids: usize = fetched.iter().map(|(_, batch)| batch.deltas.len()).sum();
-        tracing::Span::current().record("rows", ids);
-        let results = self.apply(&fetched).await;
-        let (mut applied, mut renewed) = (Vec::with_capacity(fetched.len()), BTreeMap::new());
-        for (mut one, result) in fetched.into_iter().zip(results) {
-            let result = match result {
-                Ok(Progress::Partial { .. }) => {
-                    one.0.ready_at = Instant::now();
-                    one.0.fetched = Some(one.1);
-                    ends.push((one.0.id, Ok(Flushed::Waits(one.0))));
-                    continue;
-                }
-                Err(error) => Err(self.renew(&one.0, error, &mut renewed).await),
-                applied => applied,
-            };
-            applied.push((one, result));
-        }
-        let finish = async |((held, batch), result): &(Fetched, Result<Progress>)| {
-            let end = match result {
-                Ok(progress) => self.finish(held, batch, *progress).await,
-                Err(error) => Err(error.clone()),
-            };
-            (held.id, end.map(|()| Flushed::Done))
-        };
-        ends.extend(each(&applied, finish).await);
-        ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
-        ends
-    }
-
-    /// Registers the batch's family again if the database may have lost it; once for all batches
-    /// of a flush. Returns the error of the batch, which is retried soon if it has another number
-    /// now.
-    async fn renew(
-        &self,
-        held: &Held,
-        error: Error,
-        renewed: &mut BTreeMap<FamilySlot, bool>,
-    ) -> Error {
-        if error.kind() != ErrorKind::Mismatch {
-            return error;
-        }
-        let (opened, before) = (&held.opened, &held.registered);
-        let is_other = match renewed.get(&held.id.0) {
-            Some(is_other) => *is_other,
-            // the error of the batch says more
-            None => opened
-                .renew(&*self.shared.store, before)
-                .await
-                .unwrap_or(false),
-        };
-        renewed.insert(held.id.0, is_other);
-        if !is_other {
-            return error;
-        }
-        let again = format!("{}: registered again", opened.family);
-        Error::new(ErrorKind::Busy, again).with_source(error)
-    }
-
-    /// Fetches the batches. The outcome of one that is not fetched goes to `ends`.
-    async fn fetch_all(
-        &self,
-        held: Vec<Held>,
-        ends: &mut Vec<(PartitionId, Result<Flushed>)>,
-    ) -> Vec<Fetched> {
-        let (begun, held): (Vec<_>, Vec<_>) =
-            held.into_iter().partition(|held| held.fetched.is_some());
-        let begun = begun.into_iter().filter_map(|mut held| {
-            let batch = held.fetched.take()?;
-            Some((held, batch))
-        });
-        let mut fetched: Vec<_> = begun.collect();
-        let fetch = async |held: &Held| {
-            self.partition(&held.opened.family, held.id.1)
-                .fetch(held.cut.id, held.settle, PAGE)
-                .await
-        };
-        let replies = each(&held, fetch).await;
-        for (mut held, reply) in held.into_iter().zip(replies) {
-            let id = held.id;
-            let end = match reply {
-                Ok(FetchReply::Deltas(deltas)) => {
-                    let batch = Batch {
-                        family: held.registered.clone(),
-                        partition: id.1,
-                        id: held.cut.id,
-                        deltas,
-                    };
-                    fetched.push((held, Arc::new(batch)));
-                    continue;
-                }
-                Ok(FetchReply::Wait(time)) => {
-                    held.ready_at = Instant::now() + time;
-                    Ok(Flushed::Waits(held))
-                }
-                Ok(FetchReply::Stale) => Ok(Flushed::Done),
-                Err(error) => {
-                    metrics::retried("fetch");
-                    Err(error)
-                }
-            };
-            ends.push((id, end));
-        }
-        fetched
-    }
-
-    /// Releases a batch that the database has, or begins anew if it proves that Redis was set back.
-    /// If the release fails, the batch is found again, and the ledger skips it.
-    async fn finish(&self, held: &Held, batch: &Batch, progress: Progress) -> Result<()> {
-        let family = &held.opened.family;
-        ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
-            .record(held.oldest_hit().elapsed());
-        let partition = self.partition(&held.opened.family, held.id.1);
-        let is_set_back = progress == Progress::SetBack && !ablation::is_out(Guard::SetBack);
-        let finished = match family.retention() {
-            _ if is_set_back => {
-                let id = batch.id;
-                let cut = LastCut {
-                    incarnation: Some(id.incarnation),
-                    seq: id.seq,
-                    nonce: Some(id.nonce),
+        match applied {
+            Ok(applied) => {
+                record(&applied);
+                warn_of_rejects(flusher, applied.rejected, applied.lost);
+                let of_family = |&(place, lost): &(usize, u64)| {
+                    let held: &HeldBatch = &batches[left[place]].held;
+                    (&*held.opened, lost)
                 };
-                self.begin_anew(&held.opened, held.id.1, cut).await
+                report_lost(applied.database_set_back.iter().map(of_family));
+                for (&index, progress) in left.iter().zip(applied.progress) {
+                    if let Progress::Partial { left } = progress {
+                        let family = &batches[index].content.family.family;
+                        tracing::debug!(%family, left, "applied a part of a batch");
+                    }
+                    results[index] = Ok(progress);
+                }
             }
-            // without ids there is nothing to save: half a script left the field of no id
-            Some(_) if !batch.deltas.is_empty() && !ablation::is_out(Guard::ReadBack) => {
-                self.save(held, batch).await
+            Err(error) => {
+                for &index in &left {
+                    results[index] = Err(error.clone());
+                }
             }
-            _ => partition.release(batch.id).await.map(drop),
-        };
-        finished.inspect_err(|_| metrics::retried("release"))
-    }
-
-    /// Takes the batches of one flush from `held`: the durable ones of families that may be flushed,
-    /// up to [`FLUSH_IDS`] ids, but at least one batch. A family with many ids is taken by itself, and
-    /// so is one with batches that failed before, which are taken last.
-    pub fn next_flush(
-        &self,
-        held: &mut Vec<Held>,
-        may_flush: impl Fn(FamilySlot) -> bool,
-    ) -> Vec<Held> {
-        let now = Instant::now();
-        let is_ready = |held: &Held| held.ready_at <= now && may_flush(held.id.0);
-        let mut ids: BTreeMap<FamilySlot, u64> = BTreeMap::new();
-        for held in held.iter().filter(|held| is_ready(held)) {
-            *ids.entry(held.id.0).or_default() += held.cut.ids;
         }
-        let is_large = |family| ids.get(&family).is_some_and(|ids| *ids > MIXED_IDS);
-        let ready = held.iter().filter(|held| is_ready(held));
-        let first = ready.min_by_key(|held| held.failed_before);
-        let alone = first
-            .filter(|held| held.failed_before || is_large(held.id.0))
-            .map(|held| held.id.0);
-        let mut rows = 0;
-        let taken = held.extract_if(.., |held| {
-            let fits = rows == 0 || rows + held.cut.ids <= FLUSH_IDS;
-            let belongs = match alone {
-                Some(family) => held.id.0 == family,
-                None => !held.failed_before && !is_large(held.id.0),
-            };
-            let takes = fits && belongs && is_ready(held);
-            rows += if takes { held.cut.ids } else { 0 };
-            takes
-        });
-        taken.collect()
+        left.retain(|&index| matches!(results[index], Ok(Progress::Partial { .. })));
+        if begun.elapsed() >= TURN {
+            break;
+        }
     }
+    results
+}
+
+/// Applies the batches, and retries while the database is unreachable, until the reconciler is
+/// stopped.
+async fn apply_repeated(flusher: &Flusher, batches: &[&FetchedBatch]) -> Result<ApplyReply> {
+    let (mut pause, mut grace) = (Backoff::default(), GRACE);
+    let ids: Vec<_> = batches.iter().map(|one| one.held.id).collect();
+    let contents: Vec<_> = batches.iter().map(|one| one.content.clone()).collect();
+    loop {
+        let applying = flusher.shared.store.apply(&contents, flusher.max_rows);
+        let applying = noting_silence(flusher, &ids, applying);
+        match unless_stopped(&flusher.stop, grace, applying).await {
+            Ok(applied) if applied.progress.len() == contents.len() => return Ok(applied),
+            Ok(applied) => {
+                let (some, all) = (applied.progress.len(), contents.len());
+                return Err(Error::corrupt(format!(
+                    "the store returned the progress of {some} of {all} batches"
+                )));
+            }
+            // The database is unreachable. An error of kind `Busy`, such as a lock or a failing
+            // table, concerns one family: the caller goes on without it.
+            Err(error) if error.is_retryable() && error.kind() != ErrorKind::Busy => {
+                metrics::retried("apply");
+                failed_all(flusher, &ids, &error);
+                grace = Duration::ZERO;
+                if !pause_unless_stopped(&flusher.stop, pause.next()).await {
+                    return Err(error);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Waits for the database. If it is silent, for example because its disk is full, the flushes
+/// count as failing meanwhile.
+async fn noting_silence<T>(
+    flusher: &Flusher,
+    ids: &[PartitionId],
+    reply: impl Future<Output = T>,
+) -> T {
+    let mut reply = pin!(reply);
+    if let Ok(reply) = timeout(SILENCE, &mut reply).await {
+        return reply;
+    }
+    let waited = SILENCE.as_secs();
+    let silence = format!("batches are not written yet: no reply within {waited} s");
+    failed_all(flusher, ids, &Error::store(silence));
+    reply.await
+}
+
+/// Notes that the flush of each partition fails.
+fn failed_all(flusher: &Flusher, ids: &[PartitionId], error: &Error) {
+    for id in ids {
+        flusher.failed(Step::Work(WorkItem::Due(*id)), error);
+    }
+}
+
+fn warn_of_rejects(flusher: &Flusher, rejected: u64, lost: u64) {
+    if rejected + lost > 0
+        && let Some(transactions) = flusher.failures.lock().count("rejects".to_owned())
+    {
+        tracing::warn!(
+            rejected,
+            lost,
+            transactions,
+            "the database refused rows: see counterfoil_rejects"
+        );
+    }
+}
+
+/// Registers the batch's family again if the error says that the database may have lost it.
+/// `renewed` has the result for further batches of the family in this flush. Returns the error
+/// of the batch. If the family has another number now, that error is retryable, and the batch
+/// is flushed again under the new number.
+async fn renew(
+    flusher: &Flusher,
+    held: &HeldBatch,
+    error: Error,
+    renewed: &mut BTreeMap<FamilySlot, bool>,
+) -> Error {
+    if error.kind() != ErrorKind::Mismatch {
+        return error;
+    }
+    let (opened, before) = (&held.opened, &held.registered);
+    let is_other = match renewed.get(&held.id.family) {
+        Some(is_other) => *is_other,
+        // a failure to register is ignored: the error of the batch says more
+        None => opened
+            .renew(&*flusher.shared.store, before)
+            .await
+            .unwrap_or(false),
+    };
+    renewed.insert(held.id.family, is_other);
+    if !is_other {
+        return error;
+    }
+    let again = format!("{}: registered again", opened.family);
+    Error::new(ErrorKind::Busy, again).with_source(error)
+}
+
+/// Releases a batch that the database has, or begins anew if it proves that Redis was set back.
+/// If the release fails, the batch is found again, and the ledger skips it.
+async fn finish(flusher: &Flusher, batch: &FetchedBatch, progress: Progress) -> Result<()> {
+    let FetchedBatch { held, content } = batch;
+    let (family, number) = (&held.opened.family, held.id.number);
+    ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
+        .record(held.oldest_hit().elapsed());
+    let is_set_back = progress == Progress::SetBack && !ablation::is_out(Guard::SetBack);
+    let finished = match family.retention() {
+        _ if is_set_back => {
+            let cut = LastCut::of(content.id);
+            set_back::begin_anew(flusher, &held.opened, number, cut).await
+        }
+        // A batch without ids has nothing to save, and is released: a crash in the middle of a
+        // script left only the field `""` in it, which is of no id.
+        Some(_) if !content.deltas.is_empty() && !ablation::is_out(Guard::ReadBack) => {
+            cached::save(flusher, content).await
+        }
+        _ => {
+            let partition = flusher.partition(family, number);
+            partition.release(content.id).await.map(drop)
+        }
+    };
+    finished.inspect_err(|_| metrics::retried("release"))
+}
+
+/// Takes the batches of one flush from `held`: the durable ones of families that may be flushed,
+/// up to [`FLUSH_IDS`] ids, but at least one batch. A family with many ids is taken without
+/// others. So is a family with batches that failed before, and its turn comes last.
+pub fn next_flush(
+    held: &mut Vec<HeldBatch>,
+    may_flush: impl Fn(FamilySlot) -> bool,
+) -> Vec<HeldBatch> {
+    let now = Instant::now();
+    let is_ready = |held: &HeldBatch| held.ready_at <= now && may_flush(held.id.family);
+    let mut ids: BTreeMap<FamilySlot, u64> = BTreeMap::new();
+    for held in held.iter().filter(|held| is_ready(held)) {
+        *ids.entry(held.id.family).or_default() += held.cut.ids;
+    }
+    let is_large = |family| ids.get(&family).is_some_and(|ids| *ids > MIXED_IDS);
+    let ready = held.iter().filter(|held| is_ready(held));
+    let first = ready.min_by_key(|held| held.failed_before);
+    let alone = first
+        .filter(|held| held.failed_before || is_large(held.id.family))
+        .map(|held| held.id.family);
+    let mut rows = 0;
+    let taken = held.extract_if(.., |held| {
+        let fits = rows == 0 || rows + held.cut.ids <= FLUSH_IDS;
+        let belongs = match alone {
+            Some(family) => held.id.family == family,
+            None => !held.failed_before && !is_large(held.id.family),
+        };
+        let takes = fits && belongs && is_ready(held);
+        rows += if takes { held.cut.ids } else { 0 };
+        takes
+    });
+    taken.collect()
+}
+
+fn record(applied: &ApplyReply) {
+    let is_complete = |progress: &&Progress| **progress == Progress::Complete;
+    let complete = applied.progress.iter().filter(is_complete).count() as u64;
+    ::metrics::counter!(metrics::BATCHES).increment(complete);
+    ::metrics::counter!(metrics::ROWS).increment(applied.rows);
+    ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
+    ::metrics::counter!(metrics::WITHOUT_ROW).increment(applied.dropped);
+    ::metrics::counter!(metrics::REJECTS_LOST).increment(applied.lost);
 }

@@ -8,16 +8,16 @@ use parking_lot::Mutex;
 
 use crate::admin;
 use crate::connection::Connection;
-use crate::connection::backoff::Background;
 use crate::connection::failures::{Failure, Failures};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::shared::Shared;
-use crate::reconciler::flush::Flusher;
+use crate::process::tasks::Background;
+use crate::reconciler::flusher::Flusher;
 use crate::reconciler::registry::Scope;
 use crate::reconciler::scheduler::Scheduler;
 use crate::reconciler::step::Step;
-use crate::scripts::partition::salt;
+use crate::scripts::random::random_name;
 
 /// The builder of a [`Reconciler`], returned by
 /// [`Counterfoil::reconciler`](crate::Counterfoil::reconciler).
@@ -63,8 +63,8 @@ pub struct Reconciler {
 pub struct Failing {
     /// The step: `flush`, `search for hits`, `upkeep`, `search for families`,
     /// `check of Redis` or `retry of rejects`.
-    /// While one of the first two fails, hits of the family wait in Redis; and while an upkeep does
-    /// because the database has other settings.
+    /// While one of the first two fails, hits of the family wait in Redis. They also wait while an
+    /// upkeep fails because the database has other settings.
     pub step: &'static str,
     /// The family as `NAMESPACE/FAMILY`, if the step concerns one.
     pub family: Option<String>,
@@ -72,6 +72,8 @@ pub struct Failing {
     pub error: Error,
     /// The time since the first failure.
     pub duration: Duration,
+    /// The time since the last failure: the step may succeed when it is retried.
+    pub idle: Duration,
 }
 
 impl Failing {
@@ -160,7 +162,7 @@ impl ReconcilerBuilder {
             looked => looked?,
         }
         admin::redis::warn_of_persistence(&flusher.redis, &families).await;
-        flusher.owner = salt()?;
+        flusher.owner = random_name()?;
         metrics::begin_reconciler();
         Ok(Reconciler {
             shared: flusher.shared.clone(),
@@ -199,13 +201,15 @@ impl Reconciler {
     /// failed for longest.
     pub fn failing(&self) -> Vec<Failing> {
         let failures = self.failures.lock();
-        let mut failing: BTreeMap<_, &Failure> = BTreeMap::new();
+        let mut failing: BTreeMap<_, Failure> = BTreeMap::new();
         for (step, failure) in failures.failing() {
-            let longest = failing
+            let known = failing
                 .entry((step.name(), step.family()))
-                .or_insert(failure);
-            if failure.since < longest.since {
-                *longest = failure;
+                .or_insert_with(|| failure.clone());
+            known.since = known.since.min(failure.since);
+            if failure.last > known.last {
+                known.last = failure.last;
+                known.error = failure.error.clone();
             }
         }
         let name = |number| Some(self.shared.family(number)?.family.to_string());
@@ -214,8 +218,9 @@ impl Reconciler {
             .map(|((step, number), failure)| Failing {
                 step,
                 family: number.and_then(name),
-                error: failure.error.clone(),
                 duration: failure.since.elapsed(),
+                idle: failure.last.elapsed(),
+                error: failure.error,
             });
         all.collect()
     }

@@ -1,9 +1,9 @@
 //! The reconciler, which brings counts from Redis to the database.
 
-mod apply;
 mod cached;
-mod drain;
+pub mod drain;
 pub mod flush;
+pub mod flusher;
 pub mod lifecycle;
 pub mod registry;
 mod rejects;

@@ -9,9 +9,9 @@ use tokio::time::{sleep, timeout};
 
 use crate::error::{Error, Result};
 use crate::process::shared::Shared;
-use crate::reconciler::flush::Flusher;
+use crate::reconciler::flusher::Flusher;
 use crate::reconciler::step::Step;
-use crate::store::Registered;
+use crate::store::Registration;
 
 /// The interval of the search for families to serve.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ pub async fn serve_families(flusher: Arc<Flusher>, scope: Scope) {
 fn serve_found(
     shared: &Shared,
     scope: &Scope,
-    found: Vec<(String, Result<Registered>)>,
+    found: Vec<(String, Result<Registration>)>,
 ) -> Vec<String> {
     let mut unserved = Vec::new();
     for (name, one) in found {
@@ -78,7 +78,7 @@ fn serve_found(
                     shared.serve(Arc::new(registered)).map(drop)
                 }
             }
-            Ok(Registered { family, .. }) => {
+            Ok(Registration { family, .. }) => {
                 if shared.in_use(&family).is_none() {
                     unserved.push(name);
                 }
@@ -92,7 +92,7 @@ fn serve_found(
 }
 
 impl Scope {
-    fn has(&self, Registered { family, .. }: &Registered) -> bool {
+    fn has(&self, Registration { family, .. }: &Registration) -> bool {
         self.all || self.namespaces.contains(&family.namespace)
     }
 }

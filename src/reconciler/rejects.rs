@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use crate::reconciler::flush::Flusher;
+use crate::reconciler::flusher::Flusher;
 use crate::reconciler::step::Step;
 
 /// The pause between retries.
 const PAUSE: Duration = Duration::from_secs(5);
-/// The shortest pause while further retries are due. It is as long as the last ones took, so that the
-/// database has as much time for others.
+/// The shortest pause while further retries are due. The pause is as long as the last retries took,
+/// so that the database has as much time for other work.
 const SHORT_PAUSE: Duration = Duration::from_millis(20);
 
 /// Retries the due rejects of the families in use again and again, a page of each family at a time.

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::process::work::Announced;
+use crate::process::work::WorkItem;
 
 /// The time of the next check of each partition and family.
 #[derive(Debug, Default)]
 pub struct Schedule {
-    by_time: BTreeSet<(Instant, Announced)>,
-    times: HashMap<Announced, Instant>,
+    by_time: BTreeSet<(Instant, WorkItem)>,
+    times: HashMap<WorkItem, Instant>,
     /// The earliest time of the next check, after a pause.
-    not_before: HashMap<Announced, Instant>,
+    not_before: HashMap<WorkItem, Instant>,
 }
 
 impl Schedule {
     /// Schedules a check, unless an earlier one is scheduled.
-    pub fn check(&mut self, what: Announced, after: Duration) {
+    pub fn check(&mut self, what: WorkItem, after: Duration) {
         let mut time = Instant::now() + after;
         if let Some(not_before) = self.not_before.get(&what) {
             time = time.max(*not_before);
@@ -34,7 +34,7 @@ impl Schedule {
     }
 
     /// Schedules a check after this time, and none before.
-    pub fn check_not_before(&mut self, what: Announced, after: Duration) {
+    pub fn check_not_before(&mut self, what: WorkItem, after: Duration) {
         self.not_before.insert(what, Instant::now() + after);
         self.check(what, after);
     }
@@ -45,7 +45,7 @@ impl Schedule {
     }
 
     /// Takes the earliest check off the schedule if it is due at this time.
-    pub fn pop_due(&mut self, now: Instant) -> Option<Announced> {
+    pub fn pop_due(&mut self, now: Instant) -> Option<WorkItem> {
         if self.next()? > now {
             return None;
         }

@@ -10,21 +10,24 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use crate::connection::backoff::{Backoff, unless_stopped};
+use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
-use crate::process::work::{Announced, FamilySlot, PartitionId};
-use crate::reconciler::flush::{Flushed, Flusher, Held, Rotated};
+use crate::process::tasks::unless_stopped;
+use crate::process::work::{FamilySlot, PartitionId, WorkItem};
+use crate::reconciler::flush::{self, FlushOutcome, HeldBatch, RotateOutcome};
+use crate::reconciler::flusher::Flusher;
 use crate::reconciler::registry::{self, Scope};
 use crate::reconciler::rejects;
 use crate::reconciler::schedule::Schedule;
 use crate::reconciler::server_watch;
 use crate::reconciler::step::{Step, caught};
-use crate::reconciler::sweep::Swept;
-use crate::scripts::buffered::Cut;
+use crate::reconciler::sweep::{self, SweepResult};
+use crate::reconciler::upkeep;
+use crate::scripts::partition::buffered::Cut;
 
-/// The interval of measurements of the oldest hit in flight, and of the search for families that
-/// another reconciler of this process received.
+/// The interval of measurements of the oldest hit in flight, and of the search for families whose
+/// announcement another reconciler of this process received.
 const MEASURE: Duration = Duration::from_secs(1);
 /// The number of partitions that one task rotates.
 const ROTATE: usize = 256;
@@ -35,7 +38,7 @@ const CHECKS: u32 = 4;
 const UPKEEP: Duration = Duration::from_mins(1);
 /// The interval, in rounds of upkeep, of the search for partitions that the family does not have.
 const STRAYS: u32 = 10;
-/// The number of concurrent upkeeps: a search names some hundred keys.
+/// The number of concurrent upkeeps. It is low because a search for strays names some hundred keys.
 const UPKEEPS: usize = 16;
 /// The pause after a permanent error, such as a missing table.
 const MEND: Duration = Duration::from_secs(30);
@@ -45,12 +48,12 @@ const MEND: Duration = Duration::from_secs(30);
 const FLUSHES: usize = 4;
 
 /// The result of a task of the scheduler.
-enum Finished {
-    Swept(Vec<Swept>),
-    Rotated(Vec<(PartitionId, Result<Rotated>)>),
+enum TaskResult {
+    Sweep(Vec<SweepResult>),
+    Rotation(Vec<(PartitionId, Result<RotateOutcome>)>),
     /// A flush, by its number.
-    Flushed(u64, Vec<(PartitionId, Result<Flushed>)>),
-    Kept(FamilySlot, Result<Vec<PartitionId>>),
+    Flush(u64, Vec<(PartitionId, Result<FlushOutcome>)>),
+    Upkeep(FamilySlot, Result<Vec<PartitionId>>),
 }
 
 /// A flush that runs.
@@ -67,13 +70,13 @@ pub struct Scheduler {
     /// Partitions that are being rotated, held or flushed; `true` if they became due meanwhile.
     busy: HashMap<PartitionId, bool>,
     /// Batches that are not durable yet or wait for a flush.
-    held: Vec<Held>,
-    tasks: JoinSet<Finished>,
+    held: Vec<HeldBatch>,
+    tasks: JoinSet<TaskResult>,
     /// The flushes by number.
     flushing: HashMap<u64, Flush>,
     /// The number of flushes that were started.
     flushes: u64,
-    backoffs: HashMap<Announced, Backoff>,
+    backoffs: HashMap<WorkItem, Backoff>,
     /// The number of upkeeps that succeeded of each family that it serves.
     upkeeps: HashMap<FamilySlot, u32>,
     /// The permits of concurrent upkeeps.
@@ -143,7 +146,7 @@ impl Scheduler {
     /// Checks the partitions at once.
     fn check_now(&mut self, partitions: Vec<PartitionId>) {
         for id in partitions {
-            self.schedule.check(Announced::Due(id), Duration::ZERO);
+            self.schedule.check(WorkItem::Due(id), Duration::ZERO);
         }
     }
 
@@ -151,9 +154,9 @@ impl Scheduler {
     fn next_time(&self) -> Instant {
         let checked = self.schedule.next().filter(|_| !self.finishing);
         let may_flush = self.may_flush(Instant::now());
-        let waiting = self.held.iter().filter(|held| may_flush(held.id.0));
+        let waiting = self.held.iter().filter(|held| may_flush(held.id.family));
         let flushed = waiting
-            .map(Held::flush_at)
+            .map(HeldBatch::flush_at)
             .min()
             .filter(|_| self.flushing.len() < FLUSHES);
         checked
@@ -168,7 +171,7 @@ impl Scheduler {
         let oldest = self
             .held
             .iter()
-            .map(Held::oldest_hit)
+            .map(HeldBatch::oldest_hit)
             .chain(self.flushing.values().map(|flush| flush.oldest_hit))
             .min();
         ::metrics::gauge!(metrics::WAITING_SECONDS)
@@ -180,9 +183,9 @@ impl Scheduler {
         let (mut families, mut due) = (Vec::new(), Vec::new());
         while let Some(what) = self.schedule.pop_due(now) {
             match what {
-                Announced::Family(slot) => families.extend(self.flusher.shared.family(slot)),
-                Announced::Upkeep(slot) => self.start_upkeep(slot),
-                Announced::Due(id) => match self.busy.entry(id) {
+                WorkItem::Family(slot) => families.extend(self.flusher.shared.family(slot)),
+                WorkItem::Upkeep(slot) => self.start_upkeep(slot),
+                WorkItem::Due(id) => match self.busy.entry(id) {
                     Entry::Occupied(mut busy) => *busy.get_mut() = true,
                     Entry::Vacant(free) => {
                         due.push(*free.key());
@@ -193,13 +196,13 @@ impl Scheduler {
         }
         if !families.is_empty() {
             let flusher = self.flusher.clone();
-            let sweep = async move { flusher.sweep(&families, false).await };
-            self.tasks.spawn(sweep.map(Finished::Swept));
+            let swept = async move { sweep::sweep(&flusher, &families, false).await };
+            self.tasks.spawn(swept.map(TaskResult::Sweep));
         }
         for some in due.chunks(ROTATE) {
             let (flusher, some) = (self.flusher.clone(), some.to_vec());
-            let rotate = async move { flusher.rotate(&some, Cut::WhenDue).await };
-            self.tasks.spawn(rotate.map(Finished::Rotated));
+            let rotated = async move { flush::rotate(&flusher, &some, Cut::WhenDue).await };
+            self.tasks.spawn(rotated.map(TaskResult::Rotation));
         }
     }
 
@@ -214,9 +217,9 @@ impl Scheduler {
         self.tasks.spawn(async move {
             let _permit = permits.acquire().await;
             // boxed, so that thousands of waiting tasks stay small
-            let upkeep = Box::pin(flusher.upkeep(family, finds_strays));
-            let upkeep = unless_stopped(&flusher.stop, Duration::ZERO, caught(upkeep));
-            Finished::Kept(family, upkeep.await)
+            let strays = Box::pin(upkeep::upkeep(&flusher, family, finds_strays));
+            let strays = unless_stopped(&flusher.stop, Duration::ZERO, caught(strays));
+            TaskResult::Upkeep(family, strays.await)
         });
     }
 
@@ -225,58 +228,59 @@ impl Scheduler {
         let now = Instant::now();
         while self.flushing.len() < FLUSHES {
             let may_flush = self.may_flush(now);
-            let is_due = |held: &Held| held.flush_at() <= now && may_flush(held.id.0);
+            let is_due = |held: &HeldBatch| held.flush_at() <= now && may_flush(held.id.family);
             if !self.held.iter().any(is_due) {
                 break;
             }
-            let taken = self.flusher.next_flush(&mut self.held, may_flush);
+            let taken = flush::next_flush(&mut self.held, may_flush);
             let ids: Vec<_> = taken.iter().map(|held| held.id).collect();
             self.flushes += 1;
             let number = self.flushes;
             let flush = Flush {
-                families: ids.iter().map(|id| id.0).collect(),
-                oldest_hit: taken.iter().map(Held::oldest_hit).min().unwrap_or(now),
+                families: ids.iter().map(|id| id.family).collect(),
+                oldest_hit: taken.iter().map(HeldBatch::oldest_hit).min().unwrap_or(now),
             };
             self.flushing.insert(number, flush);
             let flusher = self.flusher.clone();
             self.tasks.spawn(async move {
-                let ended = caught(flusher.flush(taken).map(Ok)).await;
+                let ended = caught(flush::flush(&flusher, taken).map(Ok)).await;
                 let all = ended.unwrap_or_else(|error| {
                     let failed = |id| (id, Err(error.clone()));
                     ids.into_iter().map(failed).collect()
                 });
-                Finished::Flushed(number, all)
+                TaskResult::Flush(number, all)
             });
         }
     }
 
-    /// Returns whether a family may begin a flush: one that is being flushed only while another slot
-    /// is free besides, and no other family waits.
+    /// Returns whether a family may begin a flush. A family that is being flushed may begin another
+    /// one only if no other family waits and one more slot stays free.
     fn may_flush(&self, now: Instant) -> impl Fn(FamilySlot) -> bool + use<> {
         let flushed = self.flushing.values().flat_map(|flush| &flush.families);
         let flushed: BTreeSet<_> = flushed.copied().collect();
-        let is_other = |held: &Held| held.flush_at() <= now && !flushed.contains(&held.id.0);
+        let is_other =
+            |held: &HeldBatch| held.flush_at() <= now && !flushed.contains(&held.id.family);
         let is_left = self.flushing.len() + 1 < FLUSHES && !self.held.iter().any(is_other);
         move |family| is_left || !flushed.contains(&family)
     }
 
-    fn finished(&mut self, finished: Finished) {
+    fn finished(&mut self, finished: TaskResult) {
         match finished {
-            // an upkeep that the stop ended is no failure
-            Finished::Swept(_) | Finished::Kept(..) if self.finishing => {}
-            Finished::Swept(all) => all.into_iter().for_each(|swept| self.swept(swept)),
-            Finished::Rotated(all) => {
+            // a stop ends searches and upkeeps, which is not a failure
+            TaskResult::Sweep(_) | TaskResult::Upkeep(..) if self.finishing => {}
+            TaskResult::Sweep(all) => all.into_iter().for_each(|swept| self.swept(swept)),
+            TaskResult::Rotation(all) => {
                 for (id, rotated) in all {
                     self.rotated(id, rotated);
                 }
             }
-            Finished::Flushed(number, all) => {
+            TaskResult::Flush(number, all) => {
                 self.flushing.remove(&number);
                 for (id, end) in all {
                     self.flushed(id, end);
                 }
             }
-            Finished::Kept(family, strays) => self.kept(family, strays),
+            TaskResult::Upkeep(family, strays) => self.kept(family, strays),
         }
     }
 
@@ -285,17 +289,17 @@ impl Scheduler {
     fn take_up_families(&mut self) {
         for opened in self.flusher.shared.opened() {
             if !self.upkeeps.contains_key(&opened.slot) {
-                for what in [Announced::Family, Announced::Upkeep] {
+                for what in [WorkItem::Family, WorkItem::Upkeep] {
                     self.schedule.check(what(opened.slot), Duration::ZERO);
                 }
             }
         }
     }
 
-    fn swept(&mut self, swept: Swept) {
+    fn swept(&mut self, swept: SweepResult) {
         self.check_now(swept.pending);
         let interval = self.check_interval(swept.family);
-        let what = Announced::Family(swept.family);
+        let what = WorkItem::Family(swept.family);
         self.check_again(what, swept.result.map(|()| interval));
     }
 
@@ -305,11 +309,11 @@ impl Scheduler {
             self.check_now(strays);
             UPKEEP
         });
-        self.check_again(Announced::Upkeep(family), interval);
+        self.check_again(WorkItem::Upkeep(family), interval);
     }
 
     /// Schedules the next check after an interval, or after a pause if this one failed.
-    fn check_again(&mut self, what: Announced, interval: Result<Duration>) {
+    fn check_again(&mut self, what: WorkItem, interval: Result<Duration>) {
         if interval.is_ok() {
             self.succeeded(what);
         }
@@ -323,28 +327,28 @@ impl Scheduler {
         opened.map_or(UPKEEP, |opened| opened.family.sync_time / CHECKS)
     }
 
-    fn rotated(&mut self, id: PartitionId, rotated: Result<Rotated>) {
+    fn rotated(&mut self, id: PartitionId, rotated: Result<RotateOutcome>) {
         match rotated {
-            Ok(Rotated::Held(mut held)) => {
-                held.failed_before = self.backoffs.contains_key(&Announced::Due(id));
+            Ok(RotateOutcome::Batch(mut held)) => {
+                held.failed_before = self.backoffs.contains_key(&WorkItem::Due(id));
                 self.held.push(held);
             }
-            Ok(Rotated::Early(time)) => {
-                self.free(id, Some(time.min(self.check_interval(id.0))));
+            Ok(RotateOutcome::Early(time)) => {
+                self.free(id, Some(time.min(self.check_interval(id.family))));
             }
-            Ok(Rotated::Leased(time)) => {
-                self.succeeded(Announced::Due(id));
+            Ok(RotateOutcome::Leased(time)) => {
+                self.succeeded(WorkItem::Due(id));
                 self.rest(id, time);
             }
-            Ok(Rotated::Nothing) => self.free(id, None),
+            Ok(RotateOutcome::Nothing) => self.free(id, None),
             Err(error) => self.failed(id, &error),
         }
     }
 
-    fn flushed(&mut self, id: PartitionId, end: Result<Flushed>) {
+    fn flushed(&mut self, id: PartitionId, end: Result<FlushOutcome>) {
         match end {
-            Ok(Flushed::Done) => self.free(id, None),
-            Ok(Flushed::Waits(held)) => self.held.push(held),
+            Ok(FlushOutcome::Done) => self.free(id, None),
+            Ok(FlushOutcome::Waits(held)) => self.held.push(held),
             Err(error) => {
                 let concerns_one = error.kind() == ErrorKind::Busy;
                 if self.finishing && error.is_retryable() && !concerns_one {
@@ -357,34 +361,35 @@ impl Scheduler {
     }
 
     /// Lets a partition that succeeded be rotated again: at once if it became due meanwhile, else
-    /// after this time at the latest, or with its family.
+    /// after this time at the latest. Without a time it waits until a hit makes a sync due, or
+    /// until the search of its family finds hits.
     fn free(&mut self, id: PartitionId, after: Option<Duration>) {
-        self.succeeded(Announced::Due(id));
+        self.succeeded(WorkItem::Due(id));
         if self.busy.remove(&id) == Some(true) {
-            self.schedule.check(Announced::Due(id), Duration::ZERO);
+            self.schedule.check(WorkItem::Due(id), Duration::ZERO);
         } else if let Some(after) = after {
-            self.schedule.check(Announced::Due(id), after);
+            self.schedule.check(WorkItem::Due(id), after);
         }
     }
 
     fn failed(&mut self, id: PartitionId, error: &Error) {
-        let pause = self.pause(Announced::Due(id), error);
+        let pause = self.pause(WorkItem::Due(id), error);
         self.rest(id, pause);
     }
 
     /// Lets the partition be rotated again after this time, and not before, even if it becomes due.
     fn rest(&mut self, id: PartitionId, time: Duration) {
         self.busy.remove(&id);
-        self.schedule.check_not_before(Announced::Due(id), time);
+        self.schedule.check_not_before(WorkItem::Due(id), time);
     }
 
-    fn succeeded(&mut self, what: Announced) {
+    fn succeeded(&mut self, what: WorkItem) {
         self.backoffs.remove(&what);
         self.flusher.succeeded(Step::Work(what));
     }
 
     /// Returns the pause after this failure, and notes it for the log.
-    fn pause(&mut self, what: Announced, error: &Error) -> Duration {
+    fn pause(&mut self, what: WorkItem, error: &Error) -> Duration {
         self.flusher.failed(Step::Work(what), error);
         let panicked = error.kind() == ErrorKind::Closed;
         if !error.is_retryable() && !panicked {

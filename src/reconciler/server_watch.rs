@@ -8,11 +8,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::admin;
-use crate::connection::{Connection, bisected};
+use crate::connection::Connection;
 use crate::error::{Error, Result};
-use crate::process::family::Opened;
-use crate::reconciler::flush::Flusher;
+use crate::process::family::OpenFamily;
+use crate::process::tasks::bisected;
+use crate::reconciler::flusher::Flusher;
 use crate::reconciler::step::Step;
+use crate::reconciler::{set_back, upkeep};
 use crate::scripts::bundle;
 use crate::scripts::keys::{Key, Keys};
 
@@ -91,7 +93,7 @@ impl ServerWatch {
     }
 
     /// Returns true if Redis does not know one of the families whose turn it is.
-    async fn lacks_one(&mut self, flusher: &Flusher, families: &[Arc<Opened>]) -> Result<bool> {
+    async fn lacks_one(&mut self, flusher: &Flusher, families: &[Arc<OpenFamily>]) -> Result<bool> {
         let shared = &flusher.shared;
         let count = if shared.topology.is_cluster() {
             IN_A_CLUSTER
@@ -124,8 +126,8 @@ async fn lacks_any(redis: &Connection, keys: &[Key]) -> Result<bool> {
 }
 
 /// Compares the families with the ledger. One that cannot be read does not hide the others.
-async fn probe(flusher: &Flusher, families: &[Arc<Opened>]) -> Result<()> {
-    let probe = |some| flusher.probe(some);
+async fn probe(flusher: &Flusher, families: &[Arc<OpenFamily>]) -> Result<()> {
+    let probe = |some| set_back::probe(flusher, some);
     for (_, probed) in bisected(families, |error| !error.is_retryable(), probe).await? {
         if let Err(error) = probed {
             tracing::debug!(error = %format_args!("{error:#}"), "a family was not probed");
@@ -136,10 +138,10 @@ async fn probe(flusher: &Flusher, families: &[Arc<Opened>]) -> Result<()> {
 
 /// Configures the families that the database has registered. If Redis refuses one, its upkeep
 /// reports the error.
-async fn configure(flusher: &Flusher, families: &[Arc<Opened>]) {
+async fn configure(flusher: &Flusher, families: &[Arc<OpenFamily>]) {
     for opened in families.iter().filter(|opened| opened.known().is_some()) {
         let family = &opened.family;
-        if let Err(error) = flusher.begin_epochs(opened).await {
+        if let Err(error) = upkeep::begin_epochs(flusher, opened).await {
             tracing::debug!(%family, error = %format_args!("{error:#}"), "configuring a family again failed");
         }
     }

@@ -1,16 +1,16 @@
-//! The detection of a Redis that was set back to an older state, and its new start; and of a
-//! database that was (docs/protocol.md, section 3.9).
+//! The detection of a server that was set back to an older state (docs/protocol.md, section 3.9).
+//! If Redis was, the affected partitions begin anew. If the database was, its ledger is completed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::connection::each;
 use crate::error::Result;
 use crate::metrics;
-use crate::process::family::Opened;
-use crate::reconciler::flush::Flusher;
-use crate::scripts::buffered::{LastCut, Pending, last_cuts};
-use crate::store::{Batch, FamilyNumber, LedgerRow, Mark, Progress};
+use crate::process::family::OpenFamily;
+use crate::process::tasks::each;
+use crate::reconciler::flusher::Flusher;
+use crate::scripts::partition::buffered::{self as scripts, LastCut, ReadReply, last_cuts};
+use crate::store::{Batch, DroppedHits, FamilyNumber, LedgerRow, Mark};
 use crate::testing::ablation::{self, Guard};
 
 /// The number of families whose ledger one statement reads.
@@ -18,127 +18,198 @@ const FAMILIES: usize = 1_000;
 /// The number of partitions that one call reads on one server.
 const PARTITIONS: usize = 500;
 
-impl Flusher {
-    /// Compares the ledger with Redis, begins anew where Redis is behind, and completes the ledger
-    /// where it lacks what Redis has released. Reads the ledger first, because everything in it was
-    /// cut in Redis before. Returns the number of partitions that began anew.
-    ///
-    /// Families that the database has not registered yet are left out.
-    #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
-    pub async fn probe(&self, families: &[Arc<Opened>]) -> Result<usize> {
-        let mut reset = 0;
-        for some in families.chunks(FAMILIES) {
-            reset += self.probe_some(some).await?;
-        }
-        Ok(reset)
+/// Compares the ledger with Redis, begins anew where Redis is behind, and completes the ledger
+/// where it lacks what Redis has released. Reads the ledger first, because everything in it was
+/// cut in Redis before. Returns the number of partitions that began anew.
+///
+/// Families that the database has not registered yet are left out.
+#[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
+pub async fn probe(flusher: &Flusher, families: &[Arc<OpenFamily>]) -> Result<usize> {
+    let mut reset = 0;
+    for some in families.chunks(FAMILIES) {
+        reset += probe_some(flusher, some).await?;
     }
+    Ok(reset)
+}
 
-    async fn probe_some(&self, families: &[Arc<Opened>]) -> Result<usize> {
-        let registered = families
+async fn probe_some(flusher: &Flusher, families: &[Arc<OpenFamily>]) -> Result<usize> {
+    let registered = families
+        .iter()
+        .filter_map(|opened| Some((opened.known()?.number, opened)));
+    let by_number: HashMap<_, _> = registered.collect();
+    let numbers: Vec<_> = by_number.keys().copied().collect();
+    if numbers.is_empty() {
+        return Ok(0);
+    }
+    let rows = flusher.shared.store.ledger(&numbers).await?;
+    let marks: BTreeMap<_, _> = rows
+        .into_iter()
+        .map(|row: LedgerRow| ((row.family, row.partition, row.incarnation), row.mark))
+        .collect();
+    // the ledger also has partitions from before their number was reduced
+    let mut known: BTreeSet<_> = marks.keys().map(|key| (key.0, key.1)).collect();
+    for (family, opened) in &by_number {
+        known.extend((0..opened.family.partitions()).map(|partition| (*family, partition)));
+    }
+    let partitions = Vec::from_iter(known);
+    let read_cuts = async |some: &[(FamilyNumber, u32)]| {
+        let partitions: Vec<_> = some
             .iter()
-            .filter_map(|opened| Some((opened.known()?.number, opened)));
-        let by_number: HashMap<_, _> = registered.collect();
-        let numbers: Vec<_> = by_number.keys().copied().collect();
-        if numbers.is_empty() {
-            return Ok(0);
-        }
-        let key = |row: LedgerRow| ((row.family, row.partition, row.incarnation), row.mark);
-        let ledger = self.shared.store.ledger(&numbers).await?.into_iter();
-        let marks: BTreeMap<_, _> = ledger.map(key).collect();
-        let all = by_number.iter().flat_map(|(family, opened)| {
-            let partitions = 0..opened.family.partitions();
-            partitions.map(|partition| (*family, partition))
-        });
-        // the ledger also has those from before a change of their number
-        let partitions: BTreeSet<_> = marks.keys().map(|key| (key.0, key.1)).chain(all).collect();
-        let partitions: Vec<_> = partitions.into_iter().collect();
-        let read = async |some: &[(FamilyNumber, u32)]| {
-            let partition = |(family, number): &(FamilyNumber, u32)| {
-                let opened = by_number[family];
-                self.partition(&opened.family, *number)
-            };
-            let some: Vec<_> = some.iter().map(partition).collect();
-            last_cuts(&self.redis, &some).await
+            .map(|(family, number)| flusher.partition(&by_number[family].family, *number))
+            .collect();
+        last_cuts(&flusher.redis, &partitions).await
+    };
+    let cuts = flusher
+        .shared
+        .by_group(&partitions, PARTITIONS, read_cuts)
+        .await?;
+    let mut found = Vec::new();
+    for (&(family, partition), cut) in partitions.iter().zip(cuts.into_iter().flatten()) {
+        let Some(incarnation) = cut.incarnation else {
+            continue;
         };
-        let cuts = self.shared.by_group(&partitions, PARTITIONS, read).await?;
-        let mut found = Vec::new();
-        for (id, cut) in partitions.iter().zip(cuts.into_iter().flatten()) {
-            let Some(incarnation) = cut.incarnation else {
-                continue;
-            };
-            let mark = marks
-                .get(&(id.0, id.1, incarnation))
-                .cloned()
-                .unwrap_or_default();
-            let is_behind = is_behind(&cut, &mark);
-            if is_behind || lacks(&mark, &cut) {
-                found.push((id, cut, is_behind));
-            }
+        let mark = marks
+            .get(&(family, partition, incarnation))
+            .cloned()
+            .unwrap_or_default();
+        let is_redis_behind = is_behind(&cut, &mark);
+        if is_redis_behind || lacks(&mark, &cut) {
+            found.push(SetBack {
+                opened: by_number[&family],
+                partition,
+                cut,
+                is_redis_behind,
+            });
         }
-        let mend = async |((family, partition), cut, is_behind): &(
-            &(FamilyNumber, u32),
-            LastCut,
-            bool,
-        )| {
-            let opened = by_number[family];
-            if *is_behind {
-                self.begin_anew(opened, *partition, *cut).await
-            } else {
-                self.complete(opened, *partition).await
-            }
-        };
-        each(&found, mend)
-            .await
-            .into_iter()
-            .collect::<Result<()>>()?;
-        Ok(found.iter().filter(|(.., is_behind)| *is_behind).count())
     }
+    let mended = each(&found, async |one: &SetBack| mend(flusher, one).await).await;
+    let lost = found
+        .iter()
+        .zip(&mended)
+        .filter_map(|(one, lost)| Some((&**one.opened, *lost.as_ref().ok()?)));
+    report_lost(lost.filter(|(_, lost)| *lost > 0));
+    mended.into_iter().collect::<Result<Vec<_>>>()?;
+    Ok(found.iter().filter(|one| one.is_redis_behind).count())
+}
 
-    /// Records the last batch of the partition as complete, if Redis has released it and the ledger
-    /// lacks it: the database was set back. Without the record, exact reads and recounts would wait
-    /// for the partition's next batch.
-    async fn complete(&self, opened: &Opened, partition: u32) -> Result<()> {
-        let own = self.partition(&opened.family, partition);
-        let Pending {
-            last, in_flight, ..
-        } = own.read(&["-"]).await?;
-        let family = opened.known().filter(|_| !in_flight);
-        let (Some(family), Some(id)) = (family, last.batch()) else {
-            return Ok(());
-        };
-        // the batch may be another database's, which took over this Redis
-        let home = self.shared.topology.home_of(partition);
-        self.partition(&opened.family, home)
-            .epoch(&opened.family, &family.database)
-            .await?;
-        let released = Batch {
-            family,
-            partition,
-            id,
-            deltas: Vec::new(),
-        };
-        let applied = self.shared.store.apply(&[Arc::new(released)], None).await?;
-        if applied.progress == [Progress::Complete] {
-            let family = &opened.family;
-            metrics::count(metrics::DATABASE_SET_BACK, &opened.label, 1);
-            tracing::error!(%family, partition, "the database was set back to an older state: hits that it had are lost");
-        }
-        Ok(())
+/// A partition in which Redis and the ledger disagree.
+struct SetBack<'o> {
+    opened: &'o Arc<OpenFamily>,
+    partition: u32,
+    cut: LastCut,
+    /// Redis was set back. If not, the database was.
+    is_redis_behind: bool,
+}
+
+/// Begins anew, or completes the ledger. Returns the number of batches that the database has lost.
+async fn mend(flusher: &Flusher, found: &SetBack<'_>) -> Result<u64> {
+    let SetBack {
+        opened, partition, ..
+    } = *found;
+    if found.is_redis_behind {
+        begin_anew(flusher, opened, partition, found.cut).await?;
+        return Ok(0);
     }
+    complete(flusher, opened, partition).await
+}
 
-    /// Drops the partition's pending hits and starts a new incarnation, if its last cut is still
-    /// the one that proves that Redis was set back.
-    pub async fn begin_anew(&self, opened: &Opened, partition: u32, proven: LastCut) -> Result<()> {
+/// Records the last batch of the partition as lost, if Redis has released it and the ledger lacks
+/// it: the database was set back. Without the record, exact reads and recounts would wait for the
+/// partition's next batch. Returns the number of batches that the database has lost.
+async fn complete(flusher: &Flusher, opened: &OpenFamily, partition: u32) -> Result<u64> {
+    let own = flusher.partition(&opened.family, partition);
+    let ReadReply {
+        last, in_flight, ..
+    } = own.read(&["-"]).await?;
+    let family = opened.known().filter(|_| !in_flight);
+    let (Some(family), Some(id)) = (family, last.batch()) else {
+        return Ok(0);
+    };
+    // This fails if another database has taken over the family in this Redis. The batch may be
+    // in that one.
+    let home = flusher.shared.topology.home_of(partition);
+    flusher
+        .partition(&opened.family, home)
+        .epoch(&opened.family, &family.database)
+        .await?;
+    let released = Batch {
+        family,
+        partition,
+        id,
+        deltas: Vec::new(),
+        is_lost: true,
+    };
+    let applied = flusher
+        .shared
+        .store
+        .apply(&[Arc::new(released)], None)
+        .await?;
+    Ok(applied.database_set_back.iter().map(|(_, lost)| lost).sum())
+}
+
+/// Drops the partition's pending hits and starts a new incarnation, if its last cut is still
+/// the one that proves that Redis was set back.
+pub async fn begin_anew(
+    flusher: &Flusher,
+    opened: &OpenFamily,
+    partition: u32,
+    proven: LastCut,
+) -> Result<()> {
+    let family = &opened.family;
+    let home = flusher.partition(family, flusher.shared.topology.home_of(partition));
+    let own = flusher.partition(family, partition);
+    if let Some(dropped) = own.reset(family, &home.keys, proven).await? {
+        let (hits, ids) = (dropped.hits, dropped.ids);
+        metrics::count(metrics::SET_BACK, &opened.label, 1);
+        metrics::count(metrics::DROPPED, &opened.label, hits);
+        tracing::error!(%family, partition, hits, ids, "Redis was set back to an older state: pending hits were dropped");
+        record_dropped(flusher, opened, partition, proven, dropped).await;
+    }
+    Ok(())
+}
+
+/// Records dropped hits in the database, for operators. The log and the metrics have them already.
+async fn record_dropped(
+    flusher: &Flusher,
+    opened: &OpenFamily,
+    partition: u32,
+    proven: LastCut,
+    dropped: scripts::ResetReply,
+) {
+    let (Some(registered), Some(incarnation)) = (opened.known(), proven.incarnation) else {
+        return;
+    };
+    let dropped = DroppedHits {
+        family: registered.number,
+        partition,
+        incarnation,
+        hits: dropped.hits,
+        ids: dropped.ids,
+    };
+    if let Err(error) = flusher.shared.store.record_dropped(&dropped).await {
         let family = &opened.family;
-        let home = self.partition(family, self.shared.topology.home_of(partition));
-        let own = self.partition(family, partition);
-        if let Some(dropped) = own.reset(family, &home.keys, proven).await? {
-            let (hits, ids) = (dropped.hits, dropped.ids);
-            metrics::count(metrics::SET_BACK, &opened.label, 1);
-            metrics::count(metrics::DROPPED, &opened.label, hits);
-            tracing::error!(%family, partition, hits, ids, "Redis was set back to an older state: pending hits were dropped");
-        }
-        Ok(())
+        tracing::warn!(%family, partition, error = %format_args!("{error:#}"), "dropped hits were not recorded in the database");
+    }
+}
+
+/// Reports the batches that the database has lost, each given as the family of a partition and the
+/// number of its batches.
+pub fn report_lost<'o>(lost: impl Iterator<Item = (&'o OpenFamily, u64)>) {
+    let mut families: BTreeMap<_, (&OpenFamily, u64, u64)> = BTreeMap::new();
+    for (opened, batches) in lost {
+        let name = opened.family.to_string();
+        let (_, partitions, sum) = families.entry(name).or_insert((opened, 0, 0));
+        (*partitions, *sum) = (*partitions + 1, *sum + batches);
+    }
+    for (family, (opened, partitions, batches)) in families {
+        metrics::count(metrics::DATABASE_SET_BACK, &opened.label, partitions);
+        metrics::count(metrics::LOST_BATCHES, &opened.label, batches);
+        tracing::error!(
+            %family,
+            partitions,
+            batches,
+            "the database was set back to an older state: hits that it had are lost"
+        );
     }
 }
 

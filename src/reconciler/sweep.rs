@@ -3,94 +3,91 @@
 
 use std::sync::Arc;
 
-use crate::connection::each;
 use crate::error::{Error, Result};
-use crate::process::family::Opened;
+use crate::process::family::OpenFamily;
+use crate::process::tasks::each;
 use crate::process::work::{FamilySlot, PartitionId};
-use crate::reconciler::flush::Flusher;
+use crate::reconciler::flusher::Flusher;
 use crate::reconciler::step::caught;
-use crate::scripts::bundle;
-use crate::scripts::keys::Key;
+use crate::reconciler::{cached, upkeep};
 use crate::scripts::partition::Partition;
 
 /// The result of the search for hits in a family. Some may be found although it failed.
-pub struct Swept {
+pub struct SweepResult {
     pub family: FamilySlot,
     pub pending: Vec<PartitionId>,
     pub result: Result<()>,
 }
 
-impl Flusher {
-    /// Searches each family for partitions that have anything pending, or else for
-    /// [strays](Self::strays).
-    #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
-    pub async fn sweep(&self, families: &[Arc<Opened>], strays: bool) -> Vec<Swept> {
-        let sweep = async |opened: &Arc<Opened>| {
-            let mut pending = Vec::new();
-            let result = if strays {
-                let found = caught(self.strays(opened)).await;
-                found.map(|found| pending = found)
-            } else {
-                caught(self.sweep_one(opened, &mut pending)).await
-            };
-            Swept {
-                family: opened.slot,
-                pending,
-                result,
-            }
+/// Searches each family for partitions that have anything pending, or else for
+/// [strays](upkeep::strays).
+#[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
+pub async fn sweep(
+    flusher: &Flusher,
+    families: &[Arc<OpenFamily>],
+    strays: bool,
+) -> Vec<SweepResult> {
+    let sweep = async |opened: &Arc<OpenFamily>| {
+        let mut pending = Vec::new();
+        let result = if strays {
+            let found = caught(upkeep::strays(flusher, opened)).await;
+            found.map(|found| pending = found)
+        } else {
+            caught(sweep_one(flusher, opened, &mut pending)).await
         };
-        each(families, sweep).await
-    }
+        SweepResult {
+            family: opened.slot,
+            pending,
+            result,
+        }
+    };
+    each(families, sweep).await
+}
 
-    async fn sweep_one(&self, opened: &Opened, pending: &mut Vec<PartitionId>) -> Result<()> {
-        let family = &opened.family;
-        let all: Vec<_> = (0..family.partitions())
-            .map(|number| self.partition(family, number))
-            .collect();
-        let tidied = match family.retention() {
-            Some(retention) => self.delete_due(opened, retention, &all).await,
-            None => Ok(()),
-        };
-        // a key of a wrong type or a node of a cluster does not hold up the hits beside it
-        let is_retryable = tidied.as_ref().is_err_and(Error::is_retryable);
-        if !is_retryable || self.shared.topology.is_cluster() {
-            self.find_pending(opened.slot, &all, pending).await?;
-        }
-        tidied
+async fn sweep_one(
+    flusher: &Flusher,
+    opened: &OpenFamily,
+    pending: &mut Vec<PartitionId>,
+) -> Result<()> {
+    let family = &opened.family;
+    let all: Vec<_> = (0..family.partitions())
+        .map(|number| flusher.partition(family, number))
+        .collect();
+    let tidied = match family.retention() {
+        Some(retention) => cached::delete_due(flusher, opened, retention, &all).await,
+        None => Ok(()),
+    };
+    // The deletion may have failed because of one key of a wrong type, or one node of a
+    // cluster. Neither holds up hits in other partitions.
+    let is_retryable = tidied.as_ref().is_err_and(Error::is_retryable);
+    if !is_retryable || flusher.shared.topology.is_cluster() {
+        find_pending(flusher, opened.slot, &all, pending).await?;
     }
+    tidied
+}
 
-    /// Finds the partitions of the family that have anything pending, and returns an error of the
-    /// others. Takes one command if the family is idle on one server.
-    async fn find_pending(
-        &self,
-        family: FamilySlot,
-        all: &[Partition],
-        pending: &mut Vec<PartitionId>,
-    ) -> Result<()> {
-        let keys = all.iter().flat_map(|one| one.keys.pending());
-        match self.has_any(keys).await {
-            Ok(false) => return Ok(()),
-            // the one server is unreachable
-            Err(error) if error.is_retryable() => return Err(error),
-            _ => {}
-        }
-        let mut result = Ok(());
-        for (partition, found) in (0..).zip(each(all, Partition::has_pending).await) {
-            match found {
-                Ok(true) => pending.push((family, partition)),
-                Ok(false) => {}
-                Err(error) => result = Err(error),
-            }
-        }
-        result
+/// Finds the partitions of the family that have anything pending, and returns an error of the
+/// others. On one server this takes a single call if the family is idle.
+async fn find_pending(
+    flusher: &Flusher,
+    family: FamilySlot,
+    all: &[Partition],
+    pending: &mut Vec<PartitionId>,
+) -> Result<()> {
+    let keys = all.iter().flat_map(|one| one.keys.pending());
+    match flusher.has_any(keys).await {
+        Ok(false) => return Ok(()),
+        // only a single server was asked, and it is unreachable
+        Err(error) if error.is_retryable() => return Err(error),
+        _ => {}
     }
-
-    /// Returns true if any of the keys exists. Takes one command; a cluster, which refuses keys of
-    /// several slots, is assumed to have one.
-    pub async fn has_any(&self, keys: impl Iterator<Item = Key>) -> Result<bool> {
-        if self.shared.topology.is_cluster() {
-            return Ok(true);
+    let mut result = Ok(());
+    for (number, found) in (0..).zip(each(all, Partition::has_pending).await) {
+        match found {
+            Ok(true) => pending.push(PartitionId { family, number }),
+            Ok(false) => {}
+            Err(error) => result = Err(error),
         }
-        bundle::any_exists(&self.redis, &keys.collect::<Vec<_>>()).await
     }
+    result
 }

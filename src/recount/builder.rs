@@ -12,7 +12,7 @@ use crate::client::open::Recountable;
 use crate::error::{Error, Result};
 use crate::metrics;
 use crate::recount::recounter::Recounter;
-use crate::recount::recounting::{Mode, Plan, RecountIds, Recounted, Recounting};
+use crate::recount::recounting::{Mode, Plan, RecountIds, RecountProgress, Recounting};
 use crate::store::mysql::{MysqlStore, Rows, Source};
 use crate::writer::LONGEST;
 
@@ -84,9 +84,9 @@ impl RecountBuilder {
     /// Counts the rows on the server of that store, a replica. Its lag is part of
     /// [`within`](Self::within). If the server reports the lag to this user (REPLICATION CLIENT, with
     /// MariaDB SLAVE MONITOR), the recount waits while the replica lags by more, behind any of its
-    /// sources. Counters above their rows
-    /// are counted again after `within`, when the replica has every row that was counted before. A
-    /// [function](Source::function) that reads a replica needs this setting too.
+    /// sources. Counters above their rows are counted again after `within`, when the replica has
+    /// every row that was counted before. A [function](Source::function) that reads a replica needs
+    /// this setting too.
     pub fn replica(mut self, replica: MysqlStore) -> Self {
         self.plan.replica = Some(replica);
         self
@@ -169,7 +169,7 @@ impl RecountBuilder {
     /// a run of this family; [`Redis`](crate::ErrorKind::Redis),
     /// [`Store`](crate::ErrorKind::Store): a server was unreachable for a minute. Corrections made
     /// so far remain, and the next process to begin a run continues this one.
-    pub async fn run_once(self) -> Result<Recounted> {
+    pub async fn run_once(self) -> Result<RecountProgress> {
         self.run_until(pending())
             .await?
             .ok_or_else(|| Error::corrupt("a recount that nothing stops was stopped"))
@@ -182,7 +182,10 @@ impl RecountBuilder {
     ///
     /// # Errors
     /// Those of [`run_once`](Self::run_once).
-    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<Option<Recounted>> {
+    pub async fn run_until(
+        self,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Option<RecountProgress>> {
         self.checked()?.run_now(stop).await
     }
 
@@ -192,14 +195,13 @@ impl RecountBuilder {
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): a setting is missing or not allowed.
     pub fn start(self) -> Result<Recounter> {
-        let Some(every) = self
-            .every
-            .clone()
-            .filter(|every| !every.is_empty() && !every.start().is_zero())
-        else {
-            return Err(self.wrong("every() is required and must not be empty"));
-        };
-        Ok(Recounter::start(self.checked()?, every))
+        match &self.every {
+            Some(every) if !every.is_empty() && !every.start().is_zero() => {
+                let every = every.clone();
+                Ok(Recounter::start(self.checked()?, every))
+            }
+            _ => Err(self.wrong("every() is required and must not be empty")),
+        }
     }
 
     /// Returns the single steps of a run.

@@ -11,6 +11,6 @@ pub(crate) mod verdict;
 
 pub use self::builder::RecountBuilder;
 pub use self::recounter::Recounter;
-pub use self::recounting::{Mode, RecountIds, Recounted};
+pub use self::recounting::{Mode, RecountIds, RecountProgress};
 pub use crate::client::open::Recountable;
 pub use crate::store::mysql::{Rows, Source};

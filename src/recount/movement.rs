@@ -2,9 +2,9 @@
 //! partition was not cut in between, and its id is not in the buffer (docs/protocol.md, section 9).
 
 use crate::client::handle::Handle;
-use crate::connection::try_each;
 use crate::error::Result;
-use crate::scripts::buffered::{LastCut, last_cuts};
+use crate::process::tasks::try_each;
+use crate::scripts::partition::buffered::{LastCut, last_cuts};
 use crate::testing::ablation::{self, Guard};
 
 /// The last cut of each partition of a family, before its counters are read.
@@ -14,11 +14,11 @@ pub struct Cuts(Vec<LastCut>);
 impl Cuts {
     pub async fn read(handle: &Handle) -> Result<Self> {
         let numbers: Vec<_> = (0..handle.family().partitions()).collect();
-        let cut = async |number: &u32| {
+        let cuts = try_each(&numbers, async |number| {
             let partition = [handle.partition(*number)];
             last_cuts(&handle.shared.redis, &partition).await
-        };
-        let cuts = try_each(&numbers, cut).await?;
+        })
+        .await?;
         Ok(Cuts(cuts.into_iter().flatten().collect()))
     }
 
@@ -29,18 +29,19 @@ impl Cuts {
             return Ok(moved);
         }
         let groups = handle.by_partition_of_row(ids);
-        let look = async |(number, indexes): &(u32, Vec<usize>)| {
+        let replies = try_each(&groups, async |(number, indexes)| {
             let members: Vec<_> = indexes.iter().map(|&index| ids[index]).collect();
             handle
                 .partition(*number)
                 .moved(self.0[*number as usize], &members)
                 .await
-        };
-        let found = try_each(&groups, look).await?;
-        for ((_, indexes), found) in groups.into_iter().zip(found) {
+        })
+        .await?;
+        for ((_, indexes), reply) in groups.into_iter().zip(replies) {
             for (place, index) in indexes.into_iter().enumerate() {
-                // a later cut took the traces along
-                moved[index] |= found.as_ref().is_none_or(|found| found[place]);
+                // `None` means that the partition was cut again: the cut took the counted ids off
+                // the buffer
+                moved[index] |= reply.as_ref().is_none_or(|are_moved| are_moved[place]);
             }
         }
         Ok(moved)

@@ -7,14 +7,14 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::client::handle::borrowed_ids;
-use crate::connection::bisected;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
+use crate::process::tasks::bisected;
 use crate::recount::movement::Cuts;
 use crate::recount::recounting::{Mode, RecountIds, Recounting};
 use crate::recount::verdict::{self, Proof};
-use crate::scripts::cached::Deleted;
-use crate::store::mysql::{Cursor, Drifted, IdPage, Run};
+use crate::scripts::partition::cached::DeleteOutcome;
+use crate::store::mysql::{Cursor, Deviation, IdPage, Run};
 use crate::store::{ReadFrom, Store};
 use crate::testing::ablation::{self, Guard};
 
@@ -26,7 +26,7 @@ const SAVING: Duration = Duration::from_millis(500);
 
 /// Ids with their values before their rows are counted.
 #[derive(Debug)]
-pub struct Before {
+pub struct InitialValues {
     values: Vec<(String, i64)>,
     /// The last cuts at the begin of the round, if rows are also deleted.
     cuts: Option<Cuts>,
@@ -51,7 +51,7 @@ pub struct Page {
 #[derive(Debug, Default)]
 pub struct Difference {
     checked: u64,
-    pub(super) drifted: Vec<Drifted>,
+    pub(super) drifted: Vec<Deviation>,
     pub(super) busy: Vec<String>,
 }
 
@@ -63,9 +63,9 @@ impl Recounting {
         let in_source = at.from_source || plan.ids == RecountIds::Source;
         let IdPage { mut ids, is_full } = if in_source {
             let replica = plan.replica.as_ref();
-            let source = &self.source;
-            let ids = source.ids_after(&self.mysql, replica, family, after, PAGE);
-            ids.await?
+            self.source
+                .ids_after(&self.mysql, replica, family, after, PAGE)
+                .await?
         } else {
             self.mysql.ids_after(family, after, PAGE).await?
         };
@@ -85,40 +85,35 @@ impl Recounting {
             !plan.leave_out.contains(id) && !prefixes.any(|prefix| id.starts_with(prefix))
         });
         if in_source && plan.ids == RecountIds::Both {
-            // those that have counters were checked as counters before
-            let wanted = borrowed_ids(&ids);
-            let mut values = self
+            // the ids that have counters were checked as counters before
+            let counters = self
                 .mysql
-                .read(family, &wanted, &[], ReadFrom::Primary)
-                .await?
-                .values
-                .into_iter();
+                .read(family, &borrowed_ids(&ids), &[], ReadFrom::Primary)
+                .await?;
+            let mut values = counters.values.into_iter();
             ids.retain(|_| values.next() == Some(None));
         }
         Ok((ids, next))
     }
 
     pub(super) async fn measure(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Page> {
-        let measure = || async {
+        self.repeated(|| async {
             let before = self.before(ids.clone(), cuts.clone()).await?;
             self.count(before).await
-        };
-        self.repeated(measure).await
+        })
+        .await
     }
 
     /// Takes the first step: reads the values, and leaves out counters that are too large.
-    pub async fn before(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Before> {
-        let wanted = borrowed_ids(&ids);
-        let values = self.values(&wanted).await?;
+    pub async fn before(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<InitialValues> {
+        let found = self.values(&borrowed_ids(&ids)).await?;
         let values = ids
             .into_iter()
-            .zip(values)
+            .zip(found)
             .filter_map(|(id, value)| Some((id, value?)))
-            .filter(|(_, value)| *value <= self.plan.largest);
-        Ok(Before {
-            values: values.collect(),
-            cuts,
-        })
+            .filter(|(_, value)| *value <= self.plan.largest)
+            .collect();
+        Ok(InitialValues { values, cuts })
     }
 
     /// Reads the counters exactly. One that is outside i64 has no value, and does not block others.
@@ -126,8 +121,8 @@ impl Recounting {
         let mut found = Vec::with_capacity(ids.len());
         let is_beyond = |error: &Error| error.kind() == ErrorKind::Range;
         let read = |some| self.handle.exact_from(some, ReadFrom::Primary);
-        for (_, values) in bisected(ids, is_beyond, read).await? {
-            match values {
+        for (_, result) in bisected(ids, is_beyond, read).await? {
+            match result {
                 Ok(values) => found.extend(values.into_iter().map(Some)),
                 Err(error) => {
                     tracing::warn!(family = %self.family(), error = %format_args!("{error:#}"), "a counter is out of range and left out of a recount");
@@ -139,16 +134,18 @@ impl Recounting {
     }
 
     /// Takes the second step: counts the rows.
-    pub async fn count(&self, before: Before) -> Result<Page> {
-        let Before { values, cuts } = before;
+    pub async fn count(&self, before: InitialValues) -> Result<Page> {
+        let InitialValues { values, cuts } = before;
         let ids: Vec<_> = values.iter().map(|(id, _)| id.as_str()).collect();
-        let rows = self.rows(&ids).await?;
-        let (all, counted) = (ids.len(), Instant::now());
-        let values = values
+        let counts = self.rows(&ids).await?;
+        let counted = Instant::now();
+        let all = values.len();
+        let differing: Vec<_> = values
             .into_iter()
-            .zip(rows)
-            .map(|((id, value), rows)| (id, value, rows));
-        let differing: Vec<_> = values.filter(|(_, value, rows)| value != rows).collect();
+            .zip(counts)
+            .map(|((id, value), rows)| (id, value, rows))
+            .filter(|(_, value, rows)| value != rows)
+            .collect();
         Ok(Page {
             same: (all - differing.len()) as u64,
             differing,
@@ -181,13 +178,13 @@ impl Recounting {
                 continue;
             };
             let (before, rows) = (*before, *rows);
-            let caught_up = caught_up.get(id.as_str()).copied().unwrap_or(rows);
+            let latest = caught_up.get(id.as_str()).copied().unwrap_or(rows);
             let proof = match &moved {
                 Some(moved) => verdict::unmoved(before, rows, after, moved[index]),
                 None if ablation::is_out(Guard::RecountBounds) => {
                     Proof::Off(i128::from(rows) - i128::from(before))
                 }
-                None => verdict::bounded(before, rows, caught_up, after),
+                None => verdict::bounded(before, rows, latest, after),
             };
             match proof {
                 Proof::Busy => {
@@ -195,10 +192,10 @@ impl Recounting {
                     continue;
                 }
                 Proof::Same | Proof::Off(0) => {}
-                Proof::Off(off) => difference.drifted.push(Drifted {
+                Proof::Off(off) => difference.drifted.push(Deviation {
                     id: id.clone(),
                     before,
-                    rows: if off < 0 { caught_up } else { rows },
+                    rows: if off < 0 { latest } else { rows },
                     after,
                     delta: i64::try_from(off).unwrap_or(0),
                     only_noted: self.why_only_noted(off),
@@ -209,8 +206,8 @@ impl Recounting {
         Ok(difference)
     }
 
-    /// Counts again the rows of counters above their rows: the replica may have lacked rows in the
-    /// first value, and by the end of the wait it has them.
+    /// Counts again the rows of counters above their rows. The replica may have lacked rows that
+    /// the first value contains; by the end of the wait it has them.
     async fn caught_up<'p>(&self, page: &'p Page) -> Result<HashMap<&'p str, i64>> {
         let above: Vec<_> = page
             .differing
@@ -243,14 +240,12 @@ impl Recounting {
         for (name, count) in counts {
             metrics::count(name, label, count);
         }
-        let corrected = |direction: &'static str, is_so: fn(&&Drifted) -> bool| {
-            let count = found.drifted.iter().filter(is_so).count() as u64;
+        let raised = found.drifted.iter().filter(|one| one.delta > 0).count() as u64;
+        let lowered = found.drifted.iter().filter(|one| one.delta < 0).count() as u64;
+        for (direction, count) in [("up", raised), ("down", lowered)] {
             ::metrics::counter!(metrics::RECOUNT_CORRECTED, "family" => label.clone(), "direction" => direction)
                 .increment(count);
-            count
-        };
-        let raised = corrected("up", |one| one.delta > 0);
-        let lowered = corrected("down", |one| one.delta < 0);
+        }
         for one in &found.drifted {
             tracing::debug!(family = %self.family(), id = one.id, before = one.before, rows = one.rows,
                 after = one.after, delta = one.delta, note = one.only_noted, "a counter differs from its rows");
@@ -272,16 +267,18 @@ impl Recounting {
         &self,
         run: &Run,
         difference: &Difference,
-    ) -> Result<Option<Vec<Drifted>>> {
+    ) -> Result<Option<Vec<Deviation>>> {
         if difference.drifted.is_empty() {
             return Ok(Some(Vec::new()));
         }
         let family = &self.handle.registered().await?;
         let drifted = difference.drifted.clone();
         let noted = self.mysql.correct(family, run, drifted).await?;
-        if let Some(noted) = noted.as_ref().filter(|_| self.family().is_cached()) {
-            let noted = noted.iter().map(|one| (&*one.id, one.delta));
-            self.forget(noted).await?;
+        if let Some(deviations) = &noted
+            && self.family().is_cached()
+        {
+            self.forget(deviations.iter().map(|one| (&*one.id, one.delta)))
+                .await?;
         }
         Ok(noted)
     }
@@ -318,7 +315,7 @@ impl Recounting {
             let mut left: Vec<_> = indexes.into_iter().map(|index| ids[index]).collect();
             loop {
                 let mut deleted = partition.delete(&home, &left).await?.into_iter();
-                left.retain(|_| deleted.next() == Some(Deleted::InFlight));
+                left.retain(|_| deleted.next() == Some(DeleteOutcome::InFlight));
                 if left.is_empty() || pauses == 0 {
                     break;
                 }
@@ -344,11 +341,9 @@ impl Recounting {
         }
         let family = &self.handle.registered().await?;
         let (replica, limit) = (self.plan.replica.as_ref(), self.plan.timeout);
-        let declared = self.plan.rows;
-        let rows = self
-            .source
-            .count(&self.mysql, replica, family, ids, limit, declared);
-        rows.await
+        self.source
+            .count(&self.mysql, replica, family, ids, limit, self.plan.rows)
+            .await
     }
 
     /// Corrects the difference. Returns `false` if the run no longer belongs to this holder.

@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::connection::backoff::Background;
 use crate::connection::failures::Failures;
 use crate::error::{Error, Result};
+use crate::process::tasks::Background;
 use crate::reconciler::step::caught;
-use crate::recount::recounting::{Recounted, Recounting};
-use crate::store::mysql::Begun;
+use crate::recount::recounting::{RecountProgress, Recounting};
+use crate::store::mysql::RunStart;
 
 /// The pause after a failure, and the interval at which the run of another process is checked.
 const POLL_INTERVAL: Duration = Duration::from_secs(30);
@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(30);
 #[must_use = "a recount stops when its handle is dropped"]
 pub struct Recounter {
     task: Background,
-    progress: watch::Receiver<Recounted>,
+    progress: watch::Receiver<RecountProgress>,
     error: watch::Receiver<Option<Error>>,
 }
 
@@ -38,7 +38,7 @@ impl Recounter {
     }
 
     /// Returns the progress of this process's current run, or the result of its last one.
-    pub fn progress(&self) -> Recounted {
+    pub fn progress(&self) -> RecountProgress {
         *self.progress.borrow()
     }
 
@@ -102,12 +102,12 @@ async fn work(
         () = stopped(stop) => return Ok(first),
     };
     let wait = match begun {
-        Begun::Run(run) => {
+        RunStart::Run(run) => {
             recounting.run(run, stopped(stop)).await?;
             return Ok((first + longer).saturating_sub(began.elapsed()));
         }
-        Begun::Early(left) => left + longer,
-        Begun::Held => POLL_INTERVAL.min(first),
+        RunStart::Early(left) => left + longer,
+        RunStart::Held => POLL_INTERVAL.min(first),
     };
     recounting.record_age().await?;
     Ok(wait)

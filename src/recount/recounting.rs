@@ -80,7 +80,7 @@ impl Plan {
 /// The result of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Recounted {
+pub struct RecountProgress {
     /// The number of the run among those of the family, as [`MysqlStore::drift`] takes it.
     pub run: u64,
     /// Counters that were compared with their rows, including those before the run was taken over.
@@ -107,7 +107,7 @@ pub struct Recounting {
     pub(super) source: Source,
     pub(super) within: Duration,
     pub(super) plan: Plan,
-    pub(super) progress: watch::Sender<Recounted>,
+    pub(super) progress: watch::Sender<RecountProgress>,
 }
 
 impl Recounting {

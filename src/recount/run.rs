@@ -2,18 +2,20 @@
 //! and corrects. Many pages share one wait.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
-use crate::reconciler::flush::Flusher;
+use crate::reconciler::drain;
+use crate::reconciler::flusher::Flusher;
 use crate::recount::movement::Cuts;
 use crate::recount::page::Page;
-use crate::recount::recounting::{AWAY, Recounted, Recounting};
-use crate::scripts::partition::random;
-use crate::store::mysql::{Begin, Begun, Cursor, Rows, Run, RunState};
+use crate::recount::recounting::{AWAY, RecountProgress, Recounting};
+use crate::scripts::random::random;
+use crate::store::mysql::{BeginAttempt, Cursor, Rows, Run, RunStart, RunState};
 
 /// The maximum number of waiting pages; they are held in memory.
 const PAGES: usize = 256;
@@ -58,37 +60,34 @@ impl Recounting {
     pub(crate) async fn run_now(
         &self,
         stop: impl Future<Output = ()>,
-    ) -> Result<Option<Recounted>> {
-        let busy = |what: &str| {
-            let busy = format!("{}: another recount {what}", self.family());
-            Error::new(ErrorKind::Busy, busy)
+    ) -> Result<Option<RecountProgress>> {
+        let RunStart::Run(run) = self.begin(self.lease(), Duration::ZERO).await? else {
+            return Err(self.busy(format_args!(
+                "is working on a run, or was interrupted within the last {:?}",
+                self.lease()
+            )));
         };
-        match self.begin(self.lease(), Duration::ZERO).await? {
-            Begun::Run(run) => {
-                let mut stopped = false;
-                let stop = async {
-                    stop.await;
-                    stopped = true;
-                };
-                let recounted = self.run(run, stop).await?;
-                if recounted.is_none() && !stopped {
-                    return Err(busy("took over the run"));
-                }
-                Ok(recounted)
-            }
-            Begun::Held | Begun::Early(_) => {
-                let lease = self.lease();
-                let what =
-                    format!("is working on a run, or was interrupted within the last {lease:?}");
-                Err(busy(&what))
-            }
+        let mut was_stopped = false;
+        let stopping = async {
+            stop.await;
+            was_stopped = true;
+        };
+        let recounted = self.run(run, stopping).await?;
+        if recounted.is_none() && !was_stopped {
+            return Err(self.busy("took over the run"));
         }
+        Ok(recounted)
+    }
+
+    fn busy(&self, what: impl fmt::Display) -> Error {
+        let message = format!("{}: another recount {what}", self.family());
+        Error::new(ErrorKind::Busy, message)
     }
 
     /// Begins a run if the last one began at least that long ago, or takes over one that no process
     /// has touched for the lease.
-    pub(crate) async fn begin(&self, lease: Duration, every: Duration) -> Result<Begun> {
-        let begin = Begin {
+    pub(crate) async fn begin(&self, lease: Duration, every: Duration) -> Result<RunStart> {
+        let begin = BeginAttempt {
             family: self.handle.registered().await?,
             holder: random()?,
             lease,
@@ -103,17 +102,12 @@ impl Recounting {
         &self,
         mut run: Run,
         stop: impl Future<Output = ()>,
-    ) -> Result<Option<Recounted>> {
+    ) -> Result<Option<RecountProgress>> {
         let (started, family, number) = (Instant::now(), self.family(), run.number);
-        let work = async {
-            self.announce(&run).await?;
-            self.repeated(|| self.forget_corrected(&run)).await?;
-            self.work(&mut run).await
-        };
-        // a step may be dropped half-way: a correction in progress either belongs to this run or is
-        // refused
+        // Dropping a step is harmless. A correction in progress is finished by a task of its own,
+        // and is refused if the run then belongs to another holder.
         let ended = tokio::select! {
-            ended = work => ended.map(Some),
+            ended = self.work_from_start(&mut run) => ended.map(Some),
             () = stop => Ok(None),
         };
         let Ok(Some(is_done)) = ended else {
@@ -137,22 +131,27 @@ impl Recounting {
         Ok(Some(done))
     }
 
+    /// Announces the run and works on it. Returns `false` if it no longer belongs to this holder.
+    async fn work_from_start(&self, run: &mut Run) -> Result<bool> {
+        self.announce(run).await?;
+        self.repeated(|| self.forget_corrected(run)).await?;
+        self.work(run).await
+    }
+
     /// Sets the progress to the state of a run that begins or is taken over.
     async fn announce(&self, run: &Run) -> Result<()> {
         let family = self.handle.registered().await?;
-        let about = self.mysql.about_counters(&family);
         // the estimate is for display only
-        let about = timeout(LEAVING, about)
-            .await
-            .ok()
-            .and_then(Result::ok)
-            .unwrap_or(0);
-        self.progress.send_replace(Recounted {
+        let about = match timeout(LEAVING, self.mysql.about_counters(&family)).await {
+            Ok(Ok(about)) => about,
+            Ok(Err(_)) | Err(_) => 0,
+        };
+        self.progress.send_replace(RecountProgress {
             run: run.number,
             checked: run.checked,
             drifted: run.drifted,
             about,
-            ..Recounted::default()
+            ..RecountProgress::default()
         });
         tracing::info!(family = %self.family(), run = run.number, about, "recount started");
         Ok(())
@@ -168,9 +167,9 @@ impl Recounting {
     }
 
     fn record_finish(&self, finished: SystemTime) {
-        let finished = finished.duration_since(UNIX_EPOCH);
+        let since_1970 = finished.duration_since(UNIX_EPOCH).unwrap_or_default();
         ::metrics::gauge!(metrics::RECOUNT_FINISHED, "family" => self.handle.opened.label.clone())
-            .set(finished.unwrap_or_default().as_secs_f64());
+            .set(since_1970.as_secs_f64());
     }
 
     /// Measures pages, and finishes each once its wait is over. Returns `false` if the run no
@@ -196,8 +195,8 @@ impl Recounting {
             let is_due = |time: Option<Instant>| time.is_some_and(|time| time <= now);
             if touch <= now {
                 touched = now;
-                let saved = self.repeated(|| self.mysql.save_recount(run, RunState::Held));
-                if !saved.await? {
+                let save = || self.mysql.save_recount(run, RunState::Held);
+                if !self.repeated(save).await? {
                     return Ok(false);
                 }
             } else if is_due(finish)
@@ -263,10 +262,10 @@ impl Recounting {
     /// delay further cuts until the round is over, an hour at most. A round takes two waits and a
     /// count of rows, after the lag of a replica. Correctness does not depend on the delay.
     async fn hold(&self) -> Result<Cuts> {
-        let time = self.lag() + 2 * self.within + self.plan.timeout;
+        let round = self.lag() + 2 * self.within + self.plan.timeout;
+        let time = round.min(Duration::from_hours(1));
         let flusher = Flusher::new(self.handle.shared.clone());
-        let time = time.min(Duration::from_hours(1));
-        timeout(AWAY, flusher.hold(&self.handle.opened, time))
+        timeout(AWAY, drain::hold(&flusher, &self.handle.opened, time))
             .await
             .unwrap_or_else(|_| Err(Error::store("the hits were not written in time")))?;
         Cuts::read(&self.handle).await
@@ -281,8 +280,7 @@ impl Recounting {
         again: &mut VecDeque<(Vec<String>, u32)>,
     ) -> Result<bool> {
         let mut found = self.repeated(|| self.after(&page)).await?;
-        let noted = self.repeated(|| self.correct(run, &found)).await?;
-        let Some(noted) = noted else {
+        let Some(noted) = self.repeated(|| self.correct(run, &found)).await? else {
             return Ok(false);
         };
         found.drifted = noted;
@@ -303,8 +301,8 @@ impl Recounting {
     /// Begins a run, or takes over the current one from any holder.
     pub async fn take(&self) -> Result<Option<Run>> {
         match self.begin(Duration::ZERO, Duration::ZERO).await? {
-            Begun::Run(run) => Ok(Some(run)),
-            Begun::Held | Begun::Early(_) => Ok(None),
+            RunStart::Run(run) => Ok(Some(run)),
+            RunStart::Held | RunStart::Early(_) => Ok(None),
         }
     }
 

@@ -88,17 +88,17 @@ pub fn owned<'a>(word: impl fmt::Display) -> Arg<'a> {
     Cow::Owned(word.to_string().into_bytes())
 }
 
-/// The usual length of a key or argument, at most.
+/// The length that most keys and arguments do not exceed, by which a call reserves memory.
 const WORD: usize = 32;
 
 /// A call of a script. Keys, then arguments, are written straight into the command.
-pub struct Call {
+pub struct ScriptCall {
     script: &'static Script,
     keys: usize,
     command: Cmd,
 }
 
-impl Call {
+impl ScriptCall {
     /// Begins a call with this number of keys, and room for this number of arguments.
     pub fn new(name: &'static str, keys: usize, args: usize) -> Result<Self> {
         let script = Script::named(name)
@@ -106,7 +106,7 @@ impl Call {
         let words = 3 + keys + args;
         let mut command = Cmd::with_capacity(words, words * WORD);
         command.arg("EVALSHA").arg(&script.sha1).arg(keys);
-        Ok(Call {
+        Ok(ScriptCall {
             script,
             keys,
             command,
@@ -175,8 +175,11 @@ impl Call {
     /// Returns the error for a key of another type. Every script reads before it writes, so
     /// nothing was done.
     fn wrong_type(&self, error: RedisError) -> Error {
-        let keys = self.words().take(self.keys.min(20));
-        let keys: Vec<_> = keys.map(String::from_utf8_lossy).collect();
+        let keys: Vec<_> = self
+            .words()
+            .take(self.keys.min(20))
+            .map(String::from_utf8_lossy)
+            .collect();
         let name = self.script.name;
         let message = format!("{name}: a key holds another type: {}", keys.join(", "));
         Error::new(ErrorKind::Corrupt, message).with_source(error)
@@ -188,14 +191,14 @@ pub async fn ready(redis: &Connection) -> Result<()> {
     redis.ready().await.map_err(not_executed)
 }
 
-/// Makes a [`Call`] with these keys and arguments.
+/// Makes a [`ScriptCall`] with these keys and arguments.
 pub async fn call(
     redis: &Connection,
     name: &'static str,
     keys: &[impl AsRef<[u8]>],
     args: &[impl AsRef<[u8]>],
 ) -> Result<Reply> {
-    let mut call = Call::new(name, keys.len(), args.len())?;
+    let mut call = ScriptCall::new(name, keys.len(), args.len())?;
     for key in keys {
         call.arg(key.as_ref());
     }
@@ -235,7 +238,8 @@ pub async fn expect_ok(
     repeat_safe(redis, name, keys, args).await?.expect_ok()
 }
 
-/// A call to a cluster that is declared has keys of one slot.
+/// The advice for a call that Redis refuses because its keys lie in several slots. If the
+/// connection declares the cluster, no call has such keys.
 const UNDECLARED: &str = "Redis is a cluster, and the connection is one to a single server: connect with Cluster (feature `cluster`), \
      or declare a custom connection with `is_cluster: true`; in counterfoil.toml, name its nodes as `cluster`";
 

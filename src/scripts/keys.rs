@@ -8,8 +8,8 @@ use crate::family::calendar::Precision;
 /// A key. Some contain a name from the application, which may be of any bytes.
 pub type Key = Vec<u8>;
 
-/// The key of the set of families that clients want, and that Redis does not know. It is of no
-/// family, so it has a slot of its own.
+/// The key of the set of families that clients want, and that Redis does not know. It belongs to no
+/// family, and has no hash tag.
 pub const WANTED: &str = "cf1:wanted";
 
 /// The keys of one partition of a family. All carry one hash tag, so that they live in one Redis
@@ -40,7 +40,7 @@ impl Keys {
         self.key("batch")
     }
 
-    /// The keys of which one exists while something is pending.
+    /// Returns the keys of which at least one exists while something is pending.
     pub fn pending(&self) -> [Key; 2] {
         [self.buffer(), self.batch()]
     }
@@ -84,7 +84,8 @@ impl Keys {
         keys
     }
 
-    /// Returns the keys of a partition without pending hits that never expire.
+    /// Returns the keys of a partition that never expire, without those of
+    /// [`pending`](Self::pending) hits and of a [`home`](Self::home).
     pub fn lasting(&self) -> [Key; 6] {
         let [days, months] = self.calendars();
         let [base, names, idle] = [self.base(), self.names(), self.idle()];
@@ -96,8 +97,9 @@ impl Keys {
         self.key("probe")
     }
 
-    /// Returns the key of the hash id -> when a cached counter may be deleted. It also holds the
-    /// row's value at its seeding or last save, or the ticket for its seeding.
+    /// Returns the key of the hash id -> the base of a cached counter: the time of its seeding or
+    /// last save, and the value that its row had then. Before the seeding it is the time and the
+    /// ticket of the last miss.
     pub fn base(&self) -> Key {
         self.key("base")
     }
@@ -107,7 +109,7 @@ impl Keys {
         [Precision::Day, Precision::Month].map(|precision| self.calendar(precision))
     }
 
-    /// Returns the key of one of them.
+    /// Returns the key of the calendar of this precision.
     pub fn calendar(&self, precision: Precision) -> Key {
         self.key(&format!("calendar:{precision}"))
     }

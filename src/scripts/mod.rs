@@ -1,11 +1,9 @@
-//! The Lua bundle, and typed calls of each kind.
+//! The Lua bundle, and typed calls of its scripts.
 
-pub mod activity;
-pub mod buffered;
 pub mod bundle;
-pub mod cached;
+pub mod counting;
 pub mod fence;
+pub mod home;
 pub mod keys;
 pub mod partition;
-pub mod series;
-pub mod visitors;
+pub mod random;

@@ -1,4 +1,5 @@
-//! The rules by which a ledger takes each delta of a batch once (docs/protocol.md, section 3).
+//! The rules by which each delta of a batch is added once. A ledger row has the sequence number and
+//! nonce of a partition's last batch, and the position in it (docs/protocol.md, section 3).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ const POSITION_BYTES: usize = 255;
 /// The work of one transaction.
 pub struct Advance<'b> {
     /// The work on each batch, in the order of the ledger, in which ids are taken.
-    pub steps: Vec<Step<'b>>,
+    pub steps: Vec<BatchPart<'b>>,
     /// The ledger rows to write.
     pub marks: BTreeMap<LedgerKey, Mark>,
     /// The progress of each batch once they are written, in the order in which the batches were
@@ -25,12 +26,14 @@ pub struct Advance<'b> {
 }
 
 /// The work of one transaction on one batch.
-pub struct Step<'b> {
+pub struct BatchPart<'b> {
     /// The index of the batch in the caller's list.
     pub index: usize,
     pub batch: &'b Batch,
     /// The deltas to add.
     pub deltas: &'b Deltas,
+    /// The number of batches that the database has lost.
+    pub lost: u64,
 }
 
 impl<'b> Advance<'b> {
@@ -59,16 +62,28 @@ impl<'b> Advance<'b> {
                 .cloned()
                 .unwrap_or_default();
             let (deltas, progress, after) = before.step(batch, room, out);
+            let lost = match &after {
+                Some(_) if out != Some(Guard::LostBatch) => before.lost(batch),
+                _ => 0,
+            };
             room = room.saturating_sub(deltas.len());
             advance.progress[index] = progress;
             advance.marks.extend(after.map(|mark| (key, mark)));
-            advance.steps.push(Step {
+            advance.steps.push(BatchPart {
                 index,
                 batch,
                 deltas,
+                lost,
             });
         }
         advance
+    }
+
+    /// Returns the batches that found other batches lost: the index of each, and the number of lost
+    /// ones.
+    pub fn database_set_back(&self) -> Vec<(usize, u64)> {
+        let losses = self.steps.iter().filter(|step| step.lost > 0);
+        losses.map(|step| (step.index, step.lost)).collect()
     }
 }
 
@@ -83,7 +98,8 @@ impl Mark {
         out: Option<Guard>,
     ) -> (&'b Deltas, Progress, Option<Mark>) {
         let (start, room) = match self.start(batch, out) {
-            // taken at once, because a batch that begins anew with every part never ends
+            // Tests remove this guard. The whole batch is then taken at once, because a batch that
+            // begins again with every part never ends.
             _ if out == Some(Guard::Ledger) => (0, usize::MAX),
             Ok(_) if out == Some(Guard::Position) && self.position.is_some() => (0, usize::MAX),
             Ok(start) => (start, room),
@@ -109,13 +125,22 @@ impl Mark {
         (deltas, progress, is_ahead.then_some(mark))
     }
 
+    /// Returns the number of batches that Redis has released, up to this one, and that the ledger
+    /// lacks or lacks a part of.
+    fn lost(&self, batch: &Batch) -> u64 {
+        let released = batch.id.seq + u64::from(batch.is_lost);
+        let is_partial = u64::from(self.position.is_some());
+        (released + is_partial).saturating_sub(self.seq + 1)
+    }
+
     /// Returns the index of the first delta that the database lacks, or the progress of a batch
     /// that is not added.
     fn start(&self, batch: &Batch, out: Option<Guard>) -> Result<usize, Progress> {
         let is_same =
             batch.id.seq == self.seq && (batch.id.nonce == self.nonce || out == Some(Guard::Nonce));
         match &self.position {
-            // also above a partial batch: it was complete, and then the database was set back
+            // A batch also begins while the one before it is partial in the ledger. That one was
+            // complete before Redis cut this one, so the database was set back.
             _ if batch.id.seq > self.seq => Ok(0),
             None if is_same => Err(Progress::Repeated),
             Some(position) if is_same => Ok(batch.deltas.partition_point(|(id, _)| id <= position)),

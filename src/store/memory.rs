@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::store::ledger::{Advance, LedgerKey};
 use crate::store::{
-    Applied, Batch, FamilyNumber, Incarnation, LedgerRow, Mark, ReadFrom, Registered, Snapshot,
-    Store,
+    ApplyReply, Batch, FamilyNumber, Incarnation, LedgerRow, Mark, ReadFrom, Registration,
+    Snapshot, Store,
 };
 use crate::testing::ablation;
 
@@ -48,13 +48,13 @@ pub struct MemoryStore(Arc<Mutex<Tables>>);
 #[derive(Debug, Default)]
 struct Tables {
     /// The families by namespace and name; a family's number is its index.
-    families: IndexMap<String, Stored>,
+    families: IndexMap<String, StoredFamily>,
     ledger: BTreeMap<LedgerKey, Mark>,
 }
 
 /// A family with its rows.
 #[derive(Debug)]
-struct Stored {
+struct StoredFamily {
     family: Family,
     rows: BTreeMap<String, i64>,
 }
@@ -78,12 +78,13 @@ impl MemoryStore {
 }
 
 impl Tables {
-    fn stored(&mut self, family: &Family) -> &mut Stored {
-        let new = || Stored {
-            family: family.clone(),
-            rows: BTreeMap::new(),
-        };
-        self.families.entry(family.to_string()).or_insert_with(new)
+    fn stored(&mut self, family: &Family) -> &mut StoredFamily {
+        self.families
+            .entry(family.to_string())
+            .or_insert_with(|| StoredFamily {
+                family: family.clone(),
+                rows: BTreeMap::new(),
+            })
     }
 
     /// Adds the delta to its row. Returns `false` if no row takes it.
@@ -96,8 +97,8 @@ impl Tables {
     }
 }
 
-fn registered(number: usize, family: &Family) -> Registered {
-    Registered {
+fn registered(number: usize, family: &Family) -> Registration {
+    Registration {
         family: family.clone(),
         number: FamilyNumber(number as u64),
         // not checked: another store may count in the same Redis later
@@ -106,7 +107,7 @@ fn registered(number: usize, family: &Family) -> Registered {
     }
 }
 
-impl Stored {
+impl StoredFamily {
     fn add(&mut self, id: &str, delta: i64) -> bool {
         let row = self
             .rows
@@ -121,7 +122,7 @@ impl Stored {
 
 #[async_trait]
 impl Store for MemoryStore {
-    async fn register(&self, family: &Family) -> Result<Registered> {
+    async fn register(&self, family: &Family) -> Result<Registration> {
         let mut tables = self.0.lock();
         let known = &mut tables.stored(family).family;
         if let Some((setting, known, new)) = known.differences(family).next() {
@@ -133,21 +134,24 @@ impl Store for MemoryStore {
         Ok(registered(number.unwrap_or_default(), family))
     }
 
-    async fn families(&self) -> Result<Vec<(String, Result<Registered>)>> {
+    async fn families(&self) -> Result<Vec<(String, Result<Registration>)>> {
         let tables = self.0.lock();
-        let all = tables.families.iter().enumerate();
-        let all = all
-            .map(|(number, (name, stored))| (name.clone(), Ok(registered(number, &stored.family))));
-        Ok(all.collect())
+        Ok(tables
+            .families
+            .iter()
+            .enumerate()
+            .map(|(number, (name, stored))| (name.clone(), Ok(registered(number, &stored.family))))
+            .collect())
     }
 
-    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
+    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<ApplyReply> {
         let mut tables = self.0.lock();
-        let max_rows = max_rows.unwrap_or(u64::MAX);
-        let advance = Advance::new(batches, &tables.ledger, max_rows, ablation::out());
-        let mut applied = Applied {
+        let most = max_rows.unwrap_or(u64::MAX);
+        let advance = Advance::new(batches, &tables.ledger, most, ablation::out());
+        let mut applied = ApplyReply {
+            database_set_back: advance.database_set_back(),
             progress: advance.progress,
-            ..Applied::default()
+            ..ApplyReply::default()
         };
         for step in advance.steps {
             for (id, delta) in step.deltas {
@@ -164,42 +168,45 @@ impl Store for MemoryStore {
 
     async fn ledger(&self, families: &[FamilyNumber]) -> Result<Vec<LedgerRow>> {
         let tables = self.0.lock();
-        let rows = tables
+        Ok(tables
             .ledger
             .iter()
-            .filter(|((family, ..), _)| families.contains(family));
-        let row = |(&(family, partition, incarnation), mark): (&LedgerKey, &Mark)| LedgerRow {
-            family,
-            partition,
-            incarnation,
-            mark: mark.clone(),
-        };
-        Ok(rows.map(row).collect())
+            .filter(|((family, ..), _)| families.contains(family))
+            .map(|(&(family, partition, incarnation), mark)| LedgerRow {
+                family,
+                partition,
+                incarnation,
+                mark: mark.clone(),
+            })
+            .collect())
     }
 
     async fn read(
         &self,
-        family: &Registered,
+        family: &Registration,
         ids: &[&str],
         ledger: &[(u32, Incarnation)],
         _: ReadFrom,
     ) -> Result<Snapshot> {
         let mut tables = self.0.lock();
-        let mark = |(partition, incarnation): &(u32, Incarnation)| {
-            let mark = tables
-                .ledger
-                .get(&(family.number, *partition, *incarnation));
-            mark.cloned().unwrap_or_default()
-        };
-        let ledger = ledger.iter().map(mark).collect();
+        let marks = ledger
+            .iter()
+            .map(|&(partition, incarnation)| {
+                let key = (family.number, partition, incarnation);
+                tables.ledger.get(&key).cloned().unwrap_or_default()
+            })
+            .collect();
         let rows = &tables.stored(&family.family).rows;
         let values = ids.iter().map(|id| rows.get(*id).copied()).collect();
-        Ok(Snapshot { values, ledger })
+        Ok(Snapshot {
+            values,
+            ledger: marks,
+        })
     }
 
     async fn list(
         &self,
-        family: &Registered,
+        family: &Registration,
         prefix: &str,
         after: Option<&str>,
         limit: usize,

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::family::Family;
 pub use crate::family::ids::{BatchId, Incarnation, Nonce};
 pub use crate::family::row_id::{Columns, Extent};
-use crate::scripts::fence::Destination;
+use crate::scripts::partition::settings::Destination;
 use crate::store::ledger::LedgerKey;
 use crate::store::mysql::MysqlStore;
 
@@ -32,7 +32,7 @@ impl fmt::Display for FamilyNumber {
 /// A family that is registered in a store. Two are equal if they are the same registration, whatever
 /// is known of their columns.
 #[derive(Clone, Debug)]
-pub struct Registered {
+pub struct Registration {
     /// The configuration.
     pub family: Family,
     /// The number that the store assigned to it.
@@ -46,7 +46,7 @@ pub struct Registered {
     pub columns: Option<Arc<Columns>>,
 }
 
-impl Registered {
+impl Registration {
     pub(crate) fn destination(&self) -> Destination<'_> {
         Destination {
             database: &self.database,
@@ -55,20 +55,20 @@ impl Registered {
     }
 }
 
-impl PartialEq for Registered {
+impl PartialEq for Registration {
     fn eq(&self, other: &Self) -> bool {
-        let of = |one: &Self| (one.number, one.database.clone());
-        self.family == other.family && of(self) == of(other)
+        (&self.family, self.number, &self.database)
+            == (&other.family, other.number, &other.database)
     }
 }
 
-impl Eq for Registered {}
+impl Eq for Registration {}
 
 /// Deltas that were cut off a partition's buffer together. Each of them reaches the database once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// The family.
-    pub family: Arc<Registered>,
+    pub family: Arc<Registration>,
     /// The partition.
     pub partition: u32,
     /// The id within the partition.
@@ -76,6 +76,9 @@ pub struct Batch {
     /// Each id once with its delta, ascending by bytes. A client in another language may have
     /// counted ids that are not UTF-8: a store rejects them.
     pub deltas: Vec<(Vec<u8>, i64)>,
+    /// `true` if Redis has released it and the ledger lacks it: the database was set back and lost
+    /// it. It has no deltas left, and completes the ledger.
+    pub is_lost: bool,
 }
 
 impl Batch {
@@ -103,7 +106,7 @@ pub enum Progress {
 
 /// The effect of one [`Store::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
+pub struct ApplyReply {
     /// The progress of each batch, in the order in which the batches were given.
     pub progress: Vec<Progress>,
     /// The number of deltas that were added to rows.
@@ -117,6 +120,10 @@ pub struct Applied {
     /// The number of refused deltas that were lost, because there are as many rejects as the store
     /// keeps.
     pub lost: u64,
+    /// The batches that found the ledger behind the batch before them, by their place in the given
+    /// list, each with the number of batches that the database has lost. Empty unless it was set
+    /// back (docs/protocol.md, section 3.9).
+    pub database_set_back: Vec<(usize, u64)>,
 }
 
 /// A ledger row's content: the last batch of a partition and incarnation that reached the database,
@@ -134,10 +141,25 @@ pub struct Mark {
     pub position: Option<Vec<u8>>,
 }
 
+/// The hits that were dropped from a partition because Redis was set back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DroppedHits {
+    /// The family's [number](Registration::number).
+    pub family: FamilyNumber,
+    /// The partition.
+    pub partition: u32,
+    /// The incarnation that ended.
+    pub incarnation: Incarnation,
+    /// The number of dropped hits.
+    pub hits: u64,
+    /// The number of ids that had them.
+    pub ids: u64,
+}
+
 /// A row of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LedgerRow {
-    /// The family's [number](Registered::number).
+    /// The family's [number](Registration::number).
     pub family: FamilyNumber,
     /// The partition.
     pub partition: u32,
@@ -168,7 +190,8 @@ pub struct Snapshot {
 /// A database that keeps values and a ledger: [`MysqlStore`], or your own.
 ///
 /// [`apply`](Store::apply) makes the counters exact: it changes ledger and values in **one**
-/// transaction, and adds no delta that the ledger already contains (docs/protocol.md, section 3).
+/// transaction, and adds no delta that was added before according to the ledger's sequence number,
+/// nonce and position (docs/protocol.md, section 3).
 ///
 /// The caller may drop a future before it completes, for example at a shutdown. A store runs work
 /// that must not be interrupted in a task of its own.
@@ -183,7 +206,7 @@ pub trait Store: Send + Sync + 'static {
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting if the family is registered with
     /// another [identity](Family::identity), or if its table differs from its description;
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    async fn register(&self, family: &Family) -> Result<Registered>;
+    async fn register(&self, family: &Family) -> Result<Registration>;
 
     /// Registers a family again that the database may have lost, for example because it was
     /// restored to an older state. A family that was removed stays so. By default it is
@@ -192,7 +215,7 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// See [`register`](Self::register); also [`Mismatch`](crate::ErrorKind::Mismatch) if the
     /// family was removed.
-    async fn register_again(&self, known: &Registered) -> Result<Registered> {
+    async fn register_again(&self, known: &Registration) -> Result<Registration> {
         self.register(&known.family).await
     }
 
@@ -215,18 +238,18 @@ pub trait Store: Send + Sync + 'static {
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable;
     /// [`Mismatch`](crate::ErrorKind::Mismatch) from a store that does not list families, so that
     /// no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
-    async fn families(&self) -> Result<Vec<(String, Result<Registered>)>> {
-        let cannot = "this store does not list its families";
-        Err(Error::mismatch(cannot))
+    async fn families(&self) -> Result<Vec<(String, Result<Registration>)>> {
+        Err(Error::mismatch("this store does not list its families"))
     }
 
     /// Returns the registered family of this name, `NAMESPACE/FAMILY`.
     ///
     /// # Errors
     /// Those of [`families`](Self::families), and that of the family's settings.
-    async fn find(&self, name: &str) -> Result<Option<Registered>> {
-        let mut families = self.families().await?.into_iter();
-        families
+    async fn find(&self, name: &str) -> Result<Option<Registration>> {
+        self.families()
+            .await?
+            .into_iter()
             .find(|(known, _)| known == name)
             .map(|(_, registered)| registered)
             .transpose()
@@ -248,13 +271,16 @@ pub trait Store: Send + Sync + 'static {
     /// the call until no batch is [partial](Progress::Partial).
     ///
     /// The transaction locks the ledger row (family, partition, incarnation) of each batch and
-    /// compares its
-    /// [`Mark`]:
+    /// compares its [`Mark`]:
     ///
     /// - A higher `seq`, or no row, begins the batch.
     /// - An equal `seq` and `nonce` continue the batch after `position`, or repeat it if it is
     ///   complete.
     /// - Anything else is a [set-back](Progress::SetBack).
+    ///
+    /// A batch that begins also shows whether the database was set back: Redis cuts a batch after it
+    /// released the one before it, and that one was complete in the ledger. The store records the
+    /// number of batches that the ledger lacks, in the same transaction, and returns it.
     ///
     /// Up to `max_rows` ids are taken, by default as many as the store considers a short
     /// transaction. The ledger advances to the last id taken, or to complete. A delta that the
@@ -269,7 +295,7 @@ pub trait Store: Send + Sync + 'static {
     /// [`Mismatch`](crate::ErrorKind::Mismatch): nothing was kept, and the error is permanent: a
     /// table, column or privilege is missing, or the database does not have a family under its
     /// number. The caller then [registers it again](Self::register_again).
-    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied>;
+    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<ApplyReply>;
 
     /// Returns the ledger's rows of these families, from the server that is written to, in any
     /// order.
@@ -281,6 +307,16 @@ pub trait Store: Send + Sync + 'static {
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     async fn ledger(&self, families: &[FamilyNumber]) -> Result<Vec<LedgerRow>>;
 
+    /// Records that Redis was set back, and that a partition's hits were dropped, in the ledger row
+    /// of the incarnation that ended. By default they are only in the log and in metrics.
+    ///
+    /// # Errors
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
+    async fn record_dropped(&self, dropped: &DroppedHits) -> Result<()> {
+        let _ = dropped;
+        Ok(())
+    }
+
     /// Reads values and ledger as of one moment.
     ///
     /// # Errors
@@ -288,7 +324,7 @@ pub trait Store: Send + Sync + 'static {
     /// [`Range`](crate::ErrorKind::Range) for a value that is not a valid i64.
     async fn read(
         &self,
-        family: &Registered,
+        family: &Registration,
         ids: &[&str],
         ledger: &[(u32, Incarnation)],
         from: ReadFrom,
@@ -301,7 +337,7 @@ pub trait Store: Send + Sync + 'static {
     /// See [`read`](Store::read).
     async fn list(
         &self,
-        family: &Registered,
+        family: &Registration,
         prefix: &str,
         after: Option<&str>,
         limit: usize,
@@ -314,7 +350,7 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// See [`read`](Store::read); also [`Unsafe`](crate::ErrorKind::Unsafe) if the server accepts
     /// no writes, because it may be a replica.
-    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
+    async fn rows(&self, family: &Registration, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         Ok(self.read(family, ids, &[], ReadFrom::Primary).await?.values)
     }
 

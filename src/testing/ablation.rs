@@ -42,6 +42,8 @@ pub enum Guard {
     Nonce,
     /// A partition gets its incarnation with its first cut.
     Incarnation,
+    /// A batch does not report that the ledger is behind the one before it.
+    LostBatch,
     /// A batch is released although the ledger proves that Redis was set back.
     SetBack,
     /// A partition is reset whatever state it is in.

@@ -7,22 +7,22 @@ use std::task::{Poll, Waker};
 use parking_lot::Mutex;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::scripts::counting::PairResult;
 use crate::scripts::fence::Caller;
-use crate::scripts::partition::PairResult;
 use crate::writer::deadline::Deadline;
 use crate::writer::group::{Group, Position};
 
 /// One call, from its first hit to its outcome.
 #[derive(Debug, Default)]
 pub struct Call {
-    outcome: OnceLock<Result<Executed>>,
+    outcome: OnceLock<Result<ExecutedCall>>,
     /// The wakers of waiting callers, woken when the call ends, and now and then if it takes long.
     waiting: Mutex<Vec<Waker>>,
 }
 
 /// A call that was executed.
 #[derive(Debug)]
-pub struct Executed {
+pub struct ExecutedCall {
     /// The hits that it carried.
     pub group: Group,
     /// The outcome of each pair; after a repeat, with the state at that time.
@@ -37,7 +37,7 @@ pub fn was_not_executed(error: &Error) -> bool {
 
 /// A call in flight, as its driver or lone caller sees it.
 #[derive(Debug)]
-pub struct Sending {
+pub struct Delivery {
     /// The hits that it carries, until it has ended.
     pub group: Group,
     pub caller: Caller,
@@ -48,10 +48,10 @@ pub struct Sending {
     pub in_doubt: bool,
 }
 
-impl Sending {
+impl Delivery {
     pub fn new(mut group: Group, caller: Caller, deadline: Deadline) -> Self {
         group.complete();
-        Sending {
+        Delivery {
             group,
             caller,
             deadline,
@@ -62,12 +62,12 @@ impl Sending {
 }
 
 impl Call {
-    pub fn outcome(&self) -> Option<&Result<Executed>> {
+    pub fn outcome(&self) -> Option<&Result<ExecutedCall>> {
         self.outcome.get()
     }
 
     /// Sets the outcome, unless it is already set, and wakes all waiting callers.
-    pub fn end(&self, outcome: Result<Executed>) {
+    pub fn end(&self, outcome: Result<ExecutedCall>) {
         let _ = self.outcome.set(outcome);
         let waiting = std::mem::take(&mut *self.waiting.lock());
         waiting.into_iter().for_each(Waker::wake);
@@ -79,7 +79,7 @@ impl Call {
     }
 
     /// Completes when the caller is woken next, or at once if the call has ended. `index` is that of
-    /// the caller's waker. A list costs less than a [`Notify`](tokio::sync::Notify).
+    /// the caller's waker. A list of wakers costs less than a [`Notify`](tokio::sync::Notify).
     pub fn woken(&self, index: &mut Option<usize>) -> impl Future<Output = ()> {
         let mut is_woken = false;
         poll_fn(move |cx| {
@@ -106,7 +106,7 @@ impl Call {
     }
 }
 
-impl Executed {
+impl ExecutedCall {
     /// Returns the outcome of a hit; `None` if the hit must be tried alone.
     pub fn own(&self, position: Position) -> Option<PairResult> {
         self.group.own(position, &self.results, self.repeated)

@@ -30,8 +30,8 @@ impl From<Deadline> for WriteOptions {
 pub struct Deadline {
     pub began: Instant,
     pub reply_by: Instant,
-    /// The latest start of a call. A later one would only make the outcome of uncounted hits
-    /// unknown.
+    /// The latest start of a call. A call that starts later is unlikely to get a reply in time, and
+    /// the outcome of its hits would only become unknown.
     pub start_by: Instant,
 }
 
@@ -61,7 +61,7 @@ impl Deadline {
         }
     }
 
-    /// Returns the later of both limits, of callers of which the first began earlier.
+    /// Returns the later limits of two callers, of which `self` began first.
     pub fn or(self, other: Deadline) -> Self {
         Deadline {
             began: self.began,

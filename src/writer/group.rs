@@ -6,14 +6,13 @@ use std::sync::Arc;
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use crate::scripts::partition::{
-    PairRequest, PairResult, Pairs, Partition, PartitionCall, Seed, Update,
-};
+use crate::scripts::counting::{PairRequest, PairResult, Pairs, PartitionCall, Seed, Update};
+use crate::scripts::partition::Partition;
 
 /// The maximum number of hits that wait for one call.
 const HITS: u64 = 100_000;
 
-/// The usual length of an id, at most.
+/// The length that most ids do not exceed, by which a group reserves memory.
 const ID: usize = 16;
 
 /// The hits for one call.
@@ -32,13 +31,14 @@ pub struct Group {
     hasher: DefaultHashBuilder,
     /// The seeds of missing counters, applied before the changes: index of the pair, seed.
     seeds: Vec<(usize, Seed)>,
-    requests: Vec<Requested>,
+    requests: Vec<GroupRequest>,
     hits: u64,
     /// The indexes of the pairs by partition, once the group is complete.
     by_partition: Vec<usize>,
 }
 
-/// A pair lies in one cache line: most hits of many ids miss the cache.
+/// A pair of the group. The alignment puts it into one cache line, because with many ids most
+/// accesses miss the cache.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Pair {
@@ -53,7 +53,7 @@ struct Pair {
 
 /// A pair with a request.
 #[derive(Debug)]
-struct Requested {
+struct GroupRequest {
     /// The index of the pair.
     pair: usize,
     /// The bytes of the request's name, beside those of the ids.
@@ -166,7 +166,7 @@ impl Group {
         if let Some((name, generation)) = hit.request {
             let start = self.ids.len();
             self.ids.extend_from_slice(name.as_bytes());
-            self.requests.push(Requested {
+            self.requests.push(GroupRequest {
                 pair: index,
                 name: (start, self.ids.len()),
                 generation: generation.clone(),

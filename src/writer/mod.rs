@@ -21,20 +21,21 @@ use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use self::call::{Call, Executed, Sending, was_not_executed};
+use self::call::{Call, Delivery, ExecutedCall, was_not_executed};
 use self::deadline::LAST_MOMENT;
 pub use self::deadline::{Deadline, LONGEST, WriteOptions};
 use self::group::{Group, Hit, Position};
 use self::queue::{Place, Queue};
 pub use self::recorder::Recorded;
 use self::recorder::Recorder;
-pub use self::request::{Progress, Request};
+pub use self::request::{Request, RequestState};
 pub use self::route::Route;
 use crate::connection::backoff::Retries;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::runtime::PairRuntime;
-use crate::scripts::partition::{PairResult, Seed, Update, random};
+use crate::scripts::counting::{PairResult, Seed, Update};
+use crate::scripts::random::random;
 
 /// The number of a wide family's partitions among which the least busy one is chosen.
 const CANDIDATES: u32 = 8;
@@ -101,11 +102,11 @@ impl Writer {
 
     /// Counts a hit, or a sum of hits, that was refused as part of a larger sum.
     async fn add_alone(&self, hit: &Hit<'_>, options: WriteOptions) -> HitResult {
-        let options = WriteOptions {
+        let waiting = WriteOptions {
             wait: true,
             ..options
         };
-        let counted = self.count_one(hit, options, Group::push_alone).await?;
+        let counted = self.count_one(hit, waiting, Group::push_alone).await?;
         counted.ok_or_else(|| Error::corrupt("a hit retried alone was merged with other hits"))
     }
 
@@ -115,8 +116,8 @@ impl Writer {
         options: WriteOptions,
         push: fn(&mut Group, &Hit<'_>) -> Position,
     ) -> Result<Option<PairResult>> {
-        let push = |group: &mut Group| push(group, hit);
-        self.count(hit.partition, 1, options, push, Executed::own)
+        let push_it = |group: &mut Group| push(group, hit);
+        self.count(hit.partition, 1, options, push_it, ExecutedCall::own)
             .await
     }
 
@@ -141,9 +142,9 @@ impl Writer {
             let group = if spans { 0 } else { hit.partition };
             groups.entry(group).or_default().push(index);
         }
-        // hits of one caller must fit beside those of others
+        // half of a call at most, so that the hits of one caller fit beside those of others
         let most = self.family().pairs_a_call().div_ceil(2);
-        let results = groups.values().map(|all| {
+        let calls = groups.values().map(|all| {
             let chunks = all.chunks(most);
             let calls = chunks.map(|indexes| self.add_some(indexes, hits, options));
             // few at a time: the others would only wait for room
@@ -151,10 +152,10 @@ impl Writer {
                 .buffered(CHUNKS)
                 .collect::<Vec<_>>()
         });
-        let results = join_all(results).await.into_iter().flatten().flatten();
-        let mut results: Vec<_> = groups.values().flatten().zip(results).collect();
-        results.sort_unstable_by_key(|(index, _)| **index);
-        results.into_iter().map(|(_, result)| result).collect()
+        let results = join_all(calls).await.into_iter().flatten().flatten();
+        let mut by_index: Vec<_> = groups.values().flatten().zip(results).collect();
+        by_index.sort_unstable_by_key(|(index, _)| **index);
+        by_index.into_iter().map(|(_, result)| result).collect()
     }
 
     async fn add_some(
@@ -165,7 +166,7 @@ impl Writer {
     ) -> Vec<HitResult> {
         let some = || indexes.iter().map(|index| &hits[*index]);
         let push = |group: &mut Group| some().map(|hit| group.push(hit)).collect::<Vec<_>>();
-        let own = |executed: &Executed, positions: Vec<_>| {
+        let own = |executed: &ExecutedCall, positions: Vec<_>| {
             let positions = positions.into_iter();
             positions
                 .map(|position| executed.own(position))
@@ -196,7 +197,7 @@ impl Writer {
         pairs: usize,
         options: WriteOptions,
         mut push: impl FnMut(&mut Group) -> T,
-        own: impl FnOnce(&Executed, T) -> R,
+        own: impl FnOnce(&ExecutedCall, T) -> R,
     ) -> Result<R> {
         let (queue, deadline) = (&self.queue, options.deadline);
         queue.route.outage(partition).check(self.family()).await?;
@@ -205,7 +206,7 @@ impl Writer {
                 Place::Alone(caller, outside) => {
                     let (call, mut group) = (Arc::new(Call::default()), Group::default());
                     let positions = push(&mut group);
-                    let sending = Sending::new(group, caller, deadline);
+                    let sending = Delivery::new(group, caller, deadline);
                     // boxed, because most callers wait for a driver and need no room for this
                     Box::pin(send::make(queue, sending, &call, Some(outside))).await;
                     (call, positions)
@@ -313,7 +314,8 @@ impl Writer {
 /// Waits for the end of a call, at most until shortly after the deadline. At the deadline the
 /// driver gives up with a more precise outcome.
 async fn wait_for_end(queue: &Queue, call: &Arc<Call>, reply_by: Instant) {
-    // a runtime elsewhere may not be driven, and its tasks then do not check the time
+    // The drivers wake callers to check the time. Those on another runtime may not be driven, so
+    // this caller has a timer of its own.
     let is_elsewhere = queue.runtime.is_elsewhere();
     let (mut limit, mut waker) = (reply_by, None);
     while limit <= reply_by + LAST_MOMENT {

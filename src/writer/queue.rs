@@ -18,7 +18,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::process::family::SHUT_DOWN;
 use crate::process::runtime::PairRuntime;
 use crate::scripts::fence::{Caller, Callers};
-use crate::writer::call::{Call, Executed, Sending, was_not_executed};
+use crate::writer::call::{Call, Delivery, ExecutedCall, was_not_executed};
 use crate::writer::deadline::{Deadline, WriteOptions};
 use crate::writer::group::Group;
 use crate::writer::route::Route;
@@ -53,7 +53,7 @@ pub struct Queue {
 struct State {
     /// The hits that wait for a driver, the oldest first: by partition if each call stays in one,
     /// otherwise all in slot 0.
-    gathering: IndexMap<u32, Gathering, DefaultHashBuilder>,
+    gathering: IndexMap<u32, OpenCall, DefaultHashBuilder>,
     /// The number of drivers.
     drivers: usize,
     /// The drivers' calls in flight.
@@ -68,7 +68,7 @@ struct State {
 
 /// Hits that gather for a call.
 #[derive(Debug)]
-struct Gathering {
+struct OpenCall {
     group: Group,
     call: Arc<Call>,
     /// The latest time limits of its callers.
@@ -95,7 +95,8 @@ pub enum Place<'q, T> {
         /// Set if one more driver must be spawned. It is already counted.
         starts_driver: bool,
     },
-    /// The group that gathers has no room. Completes when it has left, and so has made room.
+    /// The group that gathers has no room. This completes when that group has left, and so has made
+    /// room.
     Full(Notified<'q>),
 }
 
@@ -210,7 +211,7 @@ impl Queue {
         }
         let most = self.route.family().pairs_a_call();
         let slot = self.slot_of(partition);
-        let gathering = state.gathering.entry(slot).or_insert_with(|| Gathering {
+        let gathering = state.gathering.entry(slot).or_insert_with(|| OpenCall {
             group: Group::with_capacity(most),
             call: Arc::default(),
             deadline: options.deadline,
@@ -250,7 +251,7 @@ impl Queue {
 
     /// Returns the next call for a driver, whose last one has ended. Without one, the driver is no
     /// longer counted and must exit.
-    pub fn next(&self, last: Option<&Arc<Call>>) -> Option<(Arc<Call>, Sending)> {
+    pub fn next(&self, last: Option<&Arc<Call>>) -> Option<(Arc<Call>, Delivery)> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         if let Some(last) = last {
@@ -258,7 +259,7 @@ impl Queue {
         }
         while let Some(at) = self.startable(state) {
             let (slot, gathering) = state.gathering.shift_remove_index(at)?;
-            let Gathering {
+            let OpenCall {
                 group,
                 call,
                 deadline,
@@ -280,19 +281,20 @@ impl Queue {
                 slot,
                 is_slow: false,
             });
-            return Some((call, Sending::new(group, caller, deadline)));
+            return Some((call, Delivery::new(group, caller, deadline)));
         }
-        // none are left if the queue has ended meanwhile
+        // the number is 0 already if the queue has ended meanwhile
         state.drivers = state.drivers.saturating_sub(1);
         None
     }
 
     /// Takes back the caller of a call that has ended. If Redis refused the call, returns the pause
     /// before the next one.
-    pub fn ended(&self, sending: Sending, outcome: &Result<Executed>) -> Option<Duration> {
+    pub fn ended(&self, sending: Delivery, outcome: &Result<ExecutedCall>) -> Option<Duration> {
         let mut state = self.state.lock();
         match outcome {
-            // a name that another process may have is not used again
+            // A caller is used again only if its call was counted. After an error its call may
+            // still arrive, or another process may have the same name.
             Ok(_) => state.callers.give_back(sending.caller),
             Err(refusal) if was_not_executed(refusal) => {
                 state.refusal = Some(refusal.clone());
@@ -309,7 +311,7 @@ impl Queue {
     /// Ends a call of which nothing was sent, so that its callers retry.
     pub fn dismiss(&self, call: &Arc<Call>) {
         let mut state = self.state.lock();
-        let is_its = |one: &Gathering| Arc::ptr_eq(&one.call, call);
+        let is_its = |one: &OpenCall| Arc::ptr_eq(&one.call, call);
         if let Some(at) = state.gathering.values().position(is_its) {
             state.gathering.shift_remove_index(at);
             self.room.notify_waiters();

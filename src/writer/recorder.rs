@@ -11,7 +11,7 @@ use crate::connection::failures::Failures;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
-use crate::scripts::partition::{PairResult, Update, no_calendar};
+use crate::scripts::counting::{PairResult, Update, no_calendar};
 use crate::writer::Writer;
 use crate::writer::deadline::{Deadline, WriteOptions};
 use crate::writer::group::{Group, Hit};
@@ -22,9 +22,10 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// The time limit of a send. Hits that were definitely not counted within it are kept and sent
 /// again.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest time that a flush waits. It is longer than an earlier send and its own take.
+/// The longest time that a flush waits. It is longer than an earlier send and the flush's own send
+/// take together.
 const LONGEST_FLUSH: Duration = Duration::from_secs(12);
-/// The pause after a send of which hits are kept.
+/// The pause after a send that did not count all of its hits. These are kept, and sent again.
 const RETRY: Duration = Duration::from_secs(1);
 /// The number of ids kept for a family.
 const IDS: usize = 131_072;
@@ -42,7 +43,8 @@ thread_local! {
 /// The hits that were recorded and not yet sent.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    /// By thread, and last the hits that are sent again. The first hit allocates them.
+    /// The sums of each thread, and behind them those that are sent again. The first hit allocates
+    /// them.
     sums: OnceLock<Box<[Sums]>>,
     /// The number of ids in all sums, where one that several threads recorded counts several times.
     ids: AtomicUsize,
@@ -56,8 +58,8 @@ pub struct Recorder {
     refused: Mutex<Recorded>,
 }
 
-/// Hits summed by id, each as one of partition 0 until it is sent. No other data shares the cache
-/// lines, which would slow down other threads.
+/// Hits summed by id. They have partition 0 until they are sent. The alignment keeps the sums of
+/// other threads off the same cache lines, which would slow these threads down.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Sums(Mutex<Group>);
@@ -136,7 +138,8 @@ impl Recorder {
             drop(sums);
             sums = self.unite(all);
         }
-        // no hit is accepted that the final flush might have missed
+        // checked under the lock of the sums, so that no hit is accepted after the final flush took
+        // them
         queue.check_open()?;
         if sums.len() >= IDS && !sums.has_sum_of(&hit) {
             let what = "too many ids are waiting to be sent";
@@ -196,8 +199,8 @@ impl Recorder {
         }
     }
 
-    /// Returns the error of hits that were taken and not sent when the runtime ended: those of a send
-    /// that was dropped half-way may have been counted.
+    /// Returns the error of hits that were being sent when the runtime ended. Their calls may have
+    /// been executed, so that their outcome is unknown.
     fn ended(&self, queue: &Queue) -> Error {
         let hits = self.on_their_way.swap(0, Ordering::Relaxed);
         if hits == 0 {
@@ -217,11 +220,11 @@ impl Recorder {
         let take = |Sums(sums): &Sums| {
             let mut sums = sums.lock();
             self.ids.fetch_sub(sums.len(), Ordering::Relaxed);
-            // the next sums are as many, as a rule
+            // as a rule, as many ids are recorded until the next send
             let next = Group::with_capacity(sums.len());
             std::mem::replace(&mut *sums, next)
         };
-        // those to which hits move come last, so that none is missed
+        // the sums to which `unite` moves hits come last, so that none is missed
         let taken: Vec<_> = all.iter().map(take).collect();
         let on_their_way = taken.iter().map(Group::hits).sum();
         if on_their_way == 0 {

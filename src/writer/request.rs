@@ -3,7 +3,7 @@
 //!
 //! A request joins the group of other hits. Its pair carries the request's name and a generation,
 //! under which Redis remembers it (docs/protocol.md, 3.10). So the same request may be sent in any
-//! call: it counts in the first that arrives, and every other one receives what came of it.
+//! call: it counts in the first that arrives, and every other one receives the outcome of that one.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
-use crate::process::family::Opened;
-use crate::scripts::partition::{PairResult, Seed, Update};
+use crate::process::family::OpenFamily;
+use crate::scripts::counting::{PairResult, Seed, Update};
 use crate::writer::Writer;
 use crate::writer::deadline::Deadline;
 use crate::writer::group::{Group, Hit};
@@ -29,7 +29,7 @@ pub struct Request<'a> {
 
 /// The progress of a request, as known from the replies so far.
 #[derive(Clone, Debug, Default)]
-pub struct Progress {
+pub struct RequestState {
     /// The generation that its calls name: the one that the application stored, or the current one
     /// of the first send.
     generation: Option<Arc<str>>,
@@ -42,7 +42,7 @@ pub struct Progress {
 
 impl<'a> Request<'a> {
     /// Creates a request if its id and name are allowed. Name and id together identify the work.
-    pub fn new(opened: &Opened, name: &'a str, id: &'a str, delta: i64) -> Result<Self> {
+    pub fn new(opened: &OpenFamily, name: &'a str, id: &'a str, delta: i64) -> Result<Self> {
         opened.check_given(id)?;
         match name.len() {
             1..=64 => Ok(Request { name, id, delta }),
@@ -55,18 +55,18 @@ impl<'a> Request<'a> {
 
     /// Returns the partition that counts the request, the same one in every process.
     pub fn partition(&self, family: &Family) -> u32 {
-        // a wide family may use any partition
+        // in a wide family any partition may count the id, so the request's name decides
         family
             .home_of(self.id.as_bytes())
             .unwrap_or_else(|| family.partition_of(self.name))
     }
 }
 
-impl Progress {
+impl RequestState {
     /// Begins a request that the application may have made before, in this generation or a later
     /// one.
     pub fn since(generation: &str) -> Self {
-        Progress {
+        RequestState {
             generation: Some(generation.into()),
             is_fixed: true,
             doubt: None,
@@ -97,7 +97,7 @@ impl Writer {
     pub async fn once(
         &self,
         request: Request<'_>,
-        progress: &mut Progress,
+        progress: &mut RequestState,
         seed: Option<Seed>,
         deadline: Deadline,
     ) -> Result<PairResult> {
@@ -132,7 +132,7 @@ impl Writer {
     async fn send_request(
         &self,
         request: Request<'_>,
-        progress: &mut Progress,
+        progress: &mut RequestState,
         seed: Option<Seed>,
         deadline: Deadline,
     ) -> Result<Option<PairResult>> {
@@ -157,8 +157,9 @@ impl Writer {
                     if progress.is_fixed || progress.doubt.is_some() {
                         return Ok(None);
                     }
-                    // no arrival of it was executed: it may begin again, unless Redis knows it from
-                    // before a set-back
+                    // No call of this request was executed in its generation, so it may begin again
+                    // in the current one. If that is the same one, Redis knows the request from
+                    // before a set-back, and its outcome is unknown.
                     let newer = route.new_epoch(route.home(partition)).await?.generation;
                     if newer == generation {
                         return Ok(None);

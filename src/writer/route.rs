@@ -1,4 +1,5 @@
-//! Where the calls of a family go: its partitions, and their homes, which remember the callers.
+//! The destinations of a family's calls: its partitions, and their homes, which remember the
+//! callers.
 
 use std::sync::{Arc, OnceLock};
 
@@ -10,17 +11,21 @@ use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::kind::Kind;
-use crate::process::family::Opened;
-use crate::process::work::{Announced, Work};
-use crate::scripts::fence::{Destination, Epoch, Fence, Home};
-use crate::scripts::partition::{Counted, Partition};
+use crate::process::family::OpenFamily;
+use crate::process::work::{Work, WorkItem};
+use crate::scripts::counting::CallReply;
+use crate::scripts::fence::Fence;
+use crate::scripts::home::Home;
+use crate::scripts::partition::Partition;
+use crate::scripts::partition::epoch::Epoch;
+use crate::scripts::partition::settings::Destination;
 use crate::writer::group::Group;
 
 /// The partitions and homes of one family in one Redis.
 #[derive(Debug)]
 pub struct Route {
     pub redis: Connection,
-    pub opened: Arc<Opened>,
+    pub opened: Arc<OpenFamily>,
     topology: Arc<Topology>,
     work: Arc<Work>,
     partitions: Box<[OnceLock<Partition>]>,
@@ -30,7 +35,7 @@ pub struct Route {
 impl Route {
     pub fn new(
         redis: Connection,
-        opened: Arc<Opened>,
+        opened: Arc<OpenFamily>,
         topology: Arc<Topology>,
         work: Arc<Work>,
     ) -> Self {
@@ -65,10 +70,13 @@ impl Route {
 
     /// Returns the home of calls to this partition.
     pub fn home(&self, partition: u32) -> &Home {
-        let home = self.topology.home_of(partition);
-        self.homes[home as usize].get_or_init(|| {
-            let partition = self.partition(home).clone();
-            Home::new(partition, home, self.topology.clone())
+        let number = self.topology.home_of(partition);
+        self.homes[number as usize].get_or_init(|| {
+            Home::new(
+                self.partition(number).clone(),
+                number,
+                self.topology.clone(),
+            )
         })
     }
 
@@ -77,7 +85,8 @@ impl Route {
         self.home(partition).outage()
     }
 
-    /// Notes how a call to this partition ended that began at this time.
+    /// Notes that a call to this partition, which began at this time, has failed. It may begin an
+    /// outage.
     pub fn failed(&self, partition: u32, began: Instant, error: &Error) {
         let home = self.home(partition);
         let key = home.keys().probe();
@@ -87,8 +96,10 @@ impl Route {
     /// Returns the epoch for a new call with this home.
     pub async fn epoch(&self, home: &Home) -> Result<Epoch> {
         let known = self.opened.known();
-        let to = known.as_ref().map(|known| known.destination());
-        let to = to.unwrap_or(Destination::UNKNOWN);
+        let to = match &known {
+            Some(known) => known.destination(),
+            None => Destination::UNKNOWN,
+        };
         home.epoch(self.family(), &to).await
     }
 
@@ -105,20 +116,20 @@ impl Route {
     }
 
     /// Calls the script of the family's kind once, and announces where a sync is due.
-    pub async fn count(&self, fence: Fence<'_>, group: &Group) -> Result<Counted> {
+    pub async fn count(&self, fence: Fence<'_>, group: &Group) -> Result<CallReply> {
         let counted = self.call_script(fence, group).await?;
-        if let Counted::Executed { due, .. } = &counted {
+        if let CallReply::Executed { due, .. } = &counted {
             for index in due {
                 if let Some((partition, _)) = group.parts().nth(*index) {
-                    let partition = (self.opened.slot, partition);
-                    self.work.announce(Announced::Due(partition));
+                    let due = WorkItem::Due(self.opened.partition(partition));
+                    self.work.announce(due);
                 }
             }
         }
         Ok(counted)
     }
 
-    async fn call_script(&self, fence: Fence<'_>, group: &Group) -> Result<Counted> {
+    async fn call_script(&self, fence: Fence<'_>, group: &Group) -> Result<CallReply> {
         let calls = group.calls(|number| self.partition(number));
         let requests: Vec<_> = group.requests().collect();
         let family = self.family();

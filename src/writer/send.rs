@@ -7,15 +7,15 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::scripts::bundle;
+use crate::scripts::counting::CallReply;
 use crate::scripts::fence::Fence;
-use crate::scripts::partition::Counted;
-use crate::writer::call::{Call, Executed, Sending};
+use crate::writer::call::{Call, Delivery, ExecutedCall};
 use crate::writer::queue::{Outside, Queue};
 use crate::writer::route::Route;
 
-/// Makes a call, and pauses if Redis refused it. Others wait neither for a lone caller nor for its
-/// pause.
-pub async fn make(queue: &Queue, mut sending: Sending, call: &Call, lone: Option<Outside>) {
+/// Makes a call, and pauses if Redis refused it. Other callers do not wait for a lone caller:
+/// drivers make their calls beside it, and its place is free before its pause.
+pub async fn make(queue: &Queue, mut sending: Delivery, call: &Call, lone: Option<Outside>) {
     let start_by = sending.deadline.start_by;
     let outcome = sending.make(&queue.route).await;
     let pause = queue.ended(sending, &outcome);
@@ -26,10 +26,10 @@ pub async fn make(queue: &Queue, mut sending: Sending, call: &Call, lone: Option
     }
 }
 
-impl Sending {
+impl Delivery {
     /// Sends the call until its outcome is known or its deadline has passed, and records the
     /// outcome in the metrics.
-    async fn make(&mut self, route: &Route) -> Result<Executed> {
+    async fn make(&mut self, route: &Route) -> Result<ExecutedCall> {
         let in_time = timeout_at(self.deadline.reply_by, self.repeat(route)).await;
         let outcome = in_time.unwrap_or_else(|_| {
             if self.in_doubt {
@@ -39,7 +39,7 @@ impl Sending {
             }
         });
         match &outcome {
-            Ok(Executed { group, results, .. }) => {
+            Ok(ExecutedCall { group, results, .. }) => {
                 let settled = group.settled_hits(results);
                 let settled = settled.map(|(hits, result)| (hits, Some(result)));
                 route.opened.measure(settled);
@@ -52,7 +52,7 @@ impl Sending {
         outcome
     }
 
-    async fn repeat(&mut self, route: &Route) -> Result<Executed> {
+    async fn repeat(&mut self, route: &Route) -> Result<ExecutedCall> {
         let unknown = |what, error: Error| {
             let unknown = route.error(ErrorKind::OutcomeUnknown, what);
             Err(unknown.with_source(error))
@@ -87,7 +87,7 @@ impl Sending {
 
     /// Sends the call once, and returns the outcome that the reply settles. Without a reply, the call
     /// may have been executed.
-    async fn attempt(&mut self, route: &Route) -> Result<Result<Executed>> {
+    async fn attempt(&mut self, route: &Route) -> Result<Result<ExecutedCall>> {
         let home = route.home(self.group.partition());
         let epoch = match &self.epoch {
             Some(epoch) => epoch,
@@ -102,24 +102,26 @@ impl Sending {
         bundle::ready(&route.redis).await?;
         let was_in_doubt = std::mem::replace(&mut self.in_doubt, true);
         match route.count(fence, &self.group).await {
-            Ok(Counted::Executed {
+            Ok(CallReply::Executed {
                 results, repeated, ..
-            }) => Ok(Ok(Executed {
+            }) => Ok(Ok(ExecutedCall {
                 group: std::mem::take(&mut self.group),
                 results,
-                // a repeat of a cached family's call receives the reply of the first arrival
+                // a repeat of a cached family's call receives the reply to the first arrival, with
+                // its values
                 repeated: repeated && !route.family().is_cached(),
             })),
             Ok(refused) => {
-                if !matches!(refused, Counted::Passed) {
+                if !matches!(refused, CallReply::Passed) {
                     home.forget(epoch);
                 }
                 let why = match refused {
-                    Counted::Expired => "Redis has forgotten the epoch of the call",
-                    Counted::Outdated => "the family's windows or stripes in Redis have changed",
+                    CallReply::Expired => "Redis has forgotten the epoch of the call",
+                    CallReply::Outdated => "the family's windows or stripes in Redis have changed",
                     _ => "another process makes calls with this caller's name",
                 };
-                // only over a connection that never resends was this definitely the only arrival
+                // nothing was done now; only over a connection that never resends was this the only
+                // arrival
                 Ok(Err(if was_in_doubt || !route.redis.sends_once() {
                     route.error(ErrorKind::OutcomeUnknown, why)
                 } else {

@@ -4,7 +4,7 @@ use std::fs;
 
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    KeyUsagePurpose, date_time_ymd,
 };
 use tempfile::TempDir;
 
@@ -22,20 +22,29 @@ impl Certificates {
     ///
     /// If the files cannot be written.
     pub fn issue() -> Self {
+        Certificates::issue_until(4096, 1, 1)
+    }
+
+    /// Issues new certificates, of which those of servers and of the client end with a day.
+    ///
+    /// # Panics
+    ///
+    /// If the files cannot be written.
+    pub fn issue_until(year: i32, month: u8, day: u8) -> Self {
         let certificates = Certificates(TempDir::with_prefix("cf-").expect("create a directory"));
         let mut ca = CertificateParams::default();
         ca.distinguished_name.push(DnType::CommonName, "authority");
         ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         ca.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let key = KeyPair::generate().expect("a key");
+        let ca_key = KeyPair::generate().expect("a key");
         certificates.write(
             "ca.pem",
-            &ca.self_signed(&key)
+            &ca.self_signed(&ca_key)
                 .expect("the authority's certificate")
                 .pem(),
         );
 
-        let authority = Issuer::new(ca, key);
+        let authority = Issuer::new(ca, ca_key);
         for (name, host, usage) in [
             ("server", "localhost", ExtendedKeyUsagePurpose::ServerAuth),
             ("node", "127.0.0.1", ExtendedKeyUsagePurpose::ServerAuth),
@@ -44,6 +53,7 @@ impl Certificates {
             let mut params = CertificateParams::new([host.to_owned()]).expect("a name");
             params.distinguished_name.push(DnType::CommonName, host);
             params.extended_key_usages = vec![usage];
+            params.not_after = date_time_ymd(year, month, day);
             let key = KeyPair::generate().expect("a key");
             let certificate = params.signed_by(&key, &authority).expect("a certificate");
             certificates.write(&format!("{name}.pem"), &certificate.pem());

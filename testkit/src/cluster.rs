@@ -41,15 +41,15 @@ impl RedisCluster {
             ("cluster-replica-validity-factor", "0"),
         ];
         if major_version() >= 7 {
-            // a primary without slots stays a primary
+            // otherwise a primary whose last slot moves away becomes a replica
             settings.push(("cluster-allow-replica-migration", "no"));
         }
         if options.takes_tls() {
             settings.push(("tls-cluster", "yes"));
         }
-        let options = options.tcp().defaults(&settings);
+        let of_node = options.tcp().defaults(&settings);
         let starting: Vec<_> = (0..2 * PRIMARIES)
-            .map(|_| tokio::spawn(RedisServer::start(options.clone())))
+            .map(|_| tokio::spawn(RedisServer::start(of_node.clone())))
             .collect();
         let mut nodes = Vec::new();
         for started in starting {
@@ -57,7 +57,7 @@ impl RedisCluster {
         }
         let cluster = RedisCluster {
             nodes,
-            tls: options.takes_tls(),
+            tls: of_node.takes_tls(),
         };
         cluster.form().await;
         cluster
@@ -66,7 +66,8 @@ impl RedisCluster {
     /// Joins the unconnected nodes into a cluster.
     async fn form(&self) {
         for number in 0..self.size() {
-            // otherwise the nodes would first have to resolve an epoch conflict
+            // each node gets an epoch of its own: otherwise they would first have to resolve a
+            // conflict
             self.tell(number, &format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1))
                 .await;
             // each node meets every other one, since gossip is slow
@@ -224,12 +225,10 @@ impl RedisCluster {
         if !agree {
             return false;
         }
-        for (number, node) in self
-            .nodes
-            .iter()
-            .enumerate()
-            .filter(|(_, node)| node.is_up())
-        {
+        for (number, node) in self.nodes.iter().enumerate() {
+            if !node.is_up() {
+                continue;
+            }
             let info = node.run::<String>("CLUSTER INFO").await;
             let works = info.is_ok_and(|info| info.contains("cluster_state:ok"));
             let has_a_role = self.is_promoted(number).await || node.is_following().await;

@@ -17,8 +17,9 @@ impl Disk {
     pub(crate) fn mount(process: &Process, megabytes: u32) -> Result<Self, String> {
         let dir = process.dir().join("disk");
         fs::create_dir(&dir).expect("a directory for the disk");
-        // before the mount, so that none is left
-        process.mounts(&dir);
+        // before the mount, so that the guard unmounts the disk even if this process is killed at
+        // once
+        process.unmount_at_end(&dir);
         let size = format!("size={megabytes}m");
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", &size, "tmpfs"])

@@ -20,24 +20,25 @@ pub enum Fate {
     },
     /// The request arrives, and once more on another connection.
     Twice {
-        /// How much later the second arrival is.
+        /// The time until the second arrival.
         after: Duration,
     },
     /// The connection ends at once, and the request arrives nevertheless.
     Late {
-        /// How much later it arrives.
+        /// The time until it arrives.
         after: Duration,
     },
 }
 
-/// The fates of requests to come, each with the marks of one of which a request contains.
+/// The fates of future requests. Each has marks, and is that of the next request that contains one
+/// of them.
 #[derive(Default)]
 pub(crate) struct Fates(Mutex<VecDeque<(Vec<Vec<u8>>, Fate)>>);
 
 impl Fates {
     pub fn push(&self, marks: impl IntoIterator<Item = impl Into<Vec<u8>>>, fate: Fate) {
-        let marks = marks.into_iter().map(Into::into).collect();
-        self.0.lock().push_back((marks, fate));
+        let owned = marks.into_iter().map(Into::into).collect();
+        self.0.lock().push_back((owned, fate));
     }
 
     pub fn clear(&self) -> usize {

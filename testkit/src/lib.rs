@@ -29,7 +29,8 @@
 //! whose slots can move and whose primaries can fail over. Sentinels and clusters use free ports of
 //! 127.0.0.1.
 //!
-//! A [`Runner`] is a process in which a client [`Package`] in another language makes calls.
+//! A [`Runner`] is a process in which a client [`Package`] in another language makes calls. A
+//! [`Sample`] is an application of a framework.
 //!
 //! With [`Certificates`], servers accept only TLS. A [`Disk`] of a server can be full.
 //!
@@ -74,7 +75,8 @@ pub use self::cluster::{RedisCluster, SLOTS};
 pub use self::disk::Disk;
 pub use self::fate::Fate;
 pub use self::mysql::{MysqlServer, Stranger};
-pub use self::package::Package;
+pub use self::package::{Package, Sample};
+pub use self::port::free as free_port;
 pub use self::process::signal;
 pub use self::proxy::{Held, Proxy};
 pub use self::redis::{RedisOptions, RedisServer};

@@ -186,23 +186,25 @@ impl MysqlServer {
             "{prefix}_{}",
             self.databases.fetch_add(1, Ordering::Relaxed)
         );
-        let created = async {
-            let mut connection = MySqlConnection::connect(&self.url("")).await?;
-            sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}")))
-                .execute(&mut connection)
-                .await?;
-            connection.close().await?;
-            let options = MySqlPoolOptions::new()
-                .max_connections(16)
-                .acquire_timeout(Duration::from_secs(10));
-            options.connect(&self.url(&name)).await
-        };
-        match created.await {
+        match self.create_database(&name).await {
             Ok(pool) => (name, pool),
             Err(e) => self
                 .process
                 .fail(&format!("cannot create the database {name}: {e}")),
         }
+    }
+
+    async fn create_database(&self, name: &str) -> Result<MySqlPool, sqlx::Error> {
+        let mut connection = MySqlConnection::connect(&self.url("")).await?;
+        sqlx::raw_sql(AssertSqlSafe(format!("CREATE DATABASE {name}")))
+            .execute(&mut connection)
+            .await?;
+        connection.close().await?;
+        MySqlPoolOptions::new()
+            .max_connections(16)
+            .acquire_timeout(Duration::from_secs(10))
+            .connect(&self.url(name))
+            .await
     }
 
     /// Kills the server with SIGKILL and waits for its end. Does nothing if no server runs.
@@ -265,10 +267,9 @@ impl Stranger {
                 let _ = client.write_all(b"\x03\0\0\0\x0ax\0").await;
             }
         });
-        let socket = socket.to_owned();
         Ok(Stranger {
             greets,
-            socket,
+            socket: socket.to_owned(),
             moved,
         })
     }
@@ -299,11 +300,11 @@ fn copy_all(from: &Path, to: &Path) -> std::io::Result<()> {
     fs::set_permissions(to, fs::metadata(from)?.permissions())?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
-        let to = to.join(entry.file_name());
+        let copy = to.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            copy_all(&entry.path(), &to)?;
+            copy_all(&entry.path(), &copy)?;
         } else {
-            fs::copy(entry.path(), &to)?;
+            fs::copy(entry.path(), &copy)?;
         }
     }
     Ok(())
@@ -314,45 +315,41 @@ async fn initialise(process: &Process, data: &Path) {
     let at = format!("--datadir={}", data.display());
     let own = binary().with_file_name("mariadbd-init");
     if !version().contains("MariaDB") {
-        let args = [
+        let mut args = vec![
             "--no-defaults".to_owned(),
             "--initialize-insecure".to_owned(),
             at,
-        ]
-        .into_iter()
-        .chain(as_user());
-        process
-            .run(
-                binary(),
-                &args.chain(SMALL_LOG.map(str::to_owned)).collect::<Vec<_>>(),
-            )
-            .await;
+        ];
+        args.extend(as_user());
+        args.extend(SMALL_LOG.map(str::to_owned));
+        process.run(binary(), &args).await;
     } else if own.is_file() {
         process.run(&own, &[data.display().to_string()]).await;
     } else {
-        // Looks beside the server first: with Homebrew there may be several scripts.
-        let dir = binary().parent().unwrap_or(Path::new("/"));
-        let beside = [dir.to_owned(), dir.join("../bin"), dir.join("../scripts")];
-        let names = ["mariadb-install-db", "mysql_install_db"];
-        let script = beside
-            .iter()
-            .flat_map(|dir| names.map(|name| dir.join(name)))
-            .find(|path| path.is_file());
-        let script = script.or_else(|| process::find(None, &names, &[]));
-        let script = script.expect("no mariadb-install-db found for the MariaDB server");
-        let args = [
-            "--no-defaults",
-            "--auth-root-authentication-method=normal",
-            "--skip-test-db",
-        ]
-        .map(str::to_owned);
-        let args = args
-            .into_iter()
-            .chain([at])
-            .chain(as_user())
-            .chain(SMALL_LOG.map(str::to_owned));
-        process.run(&script, &args.collect::<Vec<_>>()).await;
+        let mut args = vec![
+            "--no-defaults".to_owned(),
+            "--auth-root-authentication-method=normal".to_owned(),
+            "--skip-test-db".to_owned(),
+            at,
+        ];
+        args.extend(as_user());
+        args.extend(SMALL_LOG.map(str::to_owned));
+        process.run(&install_script(), &args).await;
     }
+}
+
+/// Finds MariaDB's script that creates data directories. It looks beside the server first: with
+/// Homebrew there may be several scripts.
+fn install_script() -> PathBuf {
+    let dir = binary().parent().unwrap_or(Path::new("/"));
+    let beside = [dir.to_owned(), dir.join("../bin"), dir.join("../scripts")];
+    let names = ["mariadb-install-db", "mysql_install_db"];
+    beside
+        .iter()
+        .flat_map(|dir| names.map(|name| dir.join(name)))
+        .find(|path| path.is_file())
+        .or_else(|| process::find(None, &names, &[]))
+        .expect("no mariadb-install-db found for the MariaDB server")
 }
 
 /// Returns the option without which a server refuses to run as root, if this process is root.
@@ -391,13 +388,15 @@ fn binary() -> &'static Path {
 /// Returns whether the server sends its greeting, a packet that starts with the protocol's version,
 /// 10. It does so only after recovery.
 fn greets(socket: &Path) -> bool {
-    let ask = || -> std::io::Result<bool> {
-        let mut stream = UnixStream::connect(socket)?;
-        // The socket may exist before the server accepts connections.
-        stream.set_read_timeout(Some(Duration::from_millis(50)))?;
-        let mut start = [0; 5];
-        stream.read_exact(&mut start)?;
-        Ok(start[4] == 10)
-    };
-    ask().unwrap_or(false)
+    read_greeting(socket).is_ok_and(|start| start[4] == 10)
+}
+
+/// Returns the first bytes of the greeting.
+fn read_greeting(socket: &Path) -> std::io::Result<[u8; 5]> {
+    let mut stream = UnixStream::connect(socket)?;
+    // The socket may exist before the server accepts connections.
+    stream.set_read_timeout(Some(Duration::from_millis(50)))?;
+    let mut start = [0; 5];
+    stream.read_exact(&mut start)?;
+    Ok(start)
 }

@@ -14,7 +14,7 @@ const BUS: u16 = 10_000;
 
 /// Returns a port on which no process currently listens, nor on the one 10,000 above. It is not
 /// given out again before this process ends.
-pub(crate) fn free() -> u16 {
+pub fn free() -> u16 {
     // UDP sockets of the same numbers reserve the ports: servers do not use them, and they end with
     // the process
     static GIVEN: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());

@@ -88,7 +88,7 @@ impl Process {
     }
 
     /// Lets the guard unmount this folder at the end.
-    pub fn mounts(&self, folder: &Path) {
+    pub fn unmount_at_end(&self, folder: &Path) {
         self.tell(&folder.display().to_string());
     }
 
@@ -97,7 +97,7 @@ impl Process {
         self.spawn(program, args);
         let deadline = Instant::now() + START_LIMIT;
         while !ready() {
-            if let Some(status) = self.ended() {
+            if let Some(status) = self.reap() {
                 self.fail(&format!(
                     "{} ended while starting: {status}",
                     program.display()
@@ -117,7 +117,7 @@ impl Process {
     pub async fn run(&self, program: &Path, args: &[String]) {
         self.spawn(program, args);
         let status = loop {
-            match self.ended() {
+            match self.reap() {
                 Some(status) => break status,
                 None => tokio::time::sleep(POLL).await,
             }
@@ -157,28 +157,30 @@ impl Process {
 
     /// Returns whether a server was started and has neither been killed nor ended.
     pub fn is_up(&self) -> bool {
-        self.ended().is_none() && self.server.lock().is_some()
+        self.reap().is_none() && self.server.lock().is_some()
     }
 
     /// Panics with `what` and the end of the log.
     pub fn fail(&self, what: &str) -> ! {
-        let log = fs::read(self.log()).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        let lines: Vec<&str> = log.lines().collect();
+        let bytes = fs::read(self.log()).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.lines().collect();
         let tail = lines[lines.len().saturating_sub(LOG_TAIL)..].join("\n    ");
         panic!("{what}\n  end of {}:\n    {tail}", self.log().display());
     }
 
     fn spawn(&self, program: &Path, args: &[String]) {
         self.kill();
-        let log = File::options().create(true).append(true).open(self.log());
-        let log = log.unwrap_or_else(|e| panic!("cannot write {}: {e}", self.log().display()));
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log())
+            .unwrap_or_else(|e| panic!("cannot write {}: {e}", self.log().display()));
         let pipe = self
             .guard
             .stdin
             .as_ref()
-            .expect("the guard was started with a pipe");
-        let pipe = pipe
+            .expect("the guard was started with a pipe")
             .as_fd()
             .try_clone_to_owned()
             .expect("duplicate the guard's pipe");
@@ -186,7 +188,7 @@ impl Process {
             .args(["-c", SERVER, "server"])
             .arg(program)
             .args(args)
-            // in a shared folder, a starting database would remove the temporary tables of all
+            // in a shared folder, a database that starts would remove the temporary tables of all
             // others
             .env("TMPDIR", &self.dir)
             .stdin(Stdio::null())
@@ -200,8 +202,8 @@ impl Process {
         *self.server.lock() = Some(server);
     }
 
-    /// Returns the exit status of the server if it ended without being killed here.
-    fn ended(&self) -> Option<ExitStatus> {
+    /// Returns the exit status of the server if it ended without being killed here, and forgets it.
+    fn reap(&self) -> Option<ExitStatus> {
         let mut server = self.server.lock();
         let status = server
             .as_mut()?
@@ -271,19 +273,18 @@ pub(crate) fn find(variable: Option<&str>, names: &[&str], places: &[&Path]) -> 
     let dirs: Vec<PathBuf> = std::env::split_paths(&on_path)
         .chain(places.iter().map(PathBuf::from))
         .collect();
-    let candidates = names
+    names
         .iter()
-        .flat_map(|name| dirs.iter().map(move |dir| dir.join(name)));
-    candidates
-        .into_iter()
+        .flat_map(|name| dirs.iter().map(move |dir| dir.join(name)))
         .find(|path| path.is_absolute() && path.is_file())
 }
 
 /// Returns the first line that a program prints for `--version`.
 pub(crate) fn version(program: &Path) -> String {
-    let output = Command::new(program).arg("--version").output();
-    let output =
-        output.unwrap_or_else(|e| panic!("cannot run {} --version: {e}", program.display()));
+    let output = Command::new(program)
+        .arg("--version")
+        .output()
+        .unwrap_or_else(|e| panic!("cannot run {} --version: {e}", program.display()));
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success(),
@@ -302,15 +303,15 @@ pub(crate) fn version(program: &Path) -> String {
 /// shell script (mariadb-install-db).
 fn short_directory() -> PathBuf {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._/".contains(byte);
-    let base = std::path::absolute(std::env::temp_dir()).expect("the current directory is known");
-    let longest = base.join("cf-XXXXXX").join("redis.sock").into_os_string();
+    let usual = std::path::absolute(std::env::temp_dir()).expect("the current directory is known");
+    let longest = usual.join("cf-XXXXXX").join("redis.sock").into_os_string();
     let suits = longest.len() < SOCKET_PATH_LIMIT && longest.as_encoded_bytes().iter().all(plain);
-    let base = if suits { base } else { "/tmp".into() };
-    let dir = tempfile::Builder::new()
+    let base = if suits { usual } else { "/tmp".into() };
+    tempfile::Builder::new()
         .prefix("cf-")
         .rand_bytes(6)
-        .tempdir_in(&base);
-    dir.unwrap_or_else(|e| panic!("cannot create a directory in {}: {e}", base.display()))
+        .tempdir_in(&base)
+        .unwrap_or_else(|e| panic!("cannot create a directory in {}: {e}", base.display()))
         .keep()
 }
 

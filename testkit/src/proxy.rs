@@ -23,7 +23,8 @@ use crate::redis::RedisServer;
 /// disturbs them on demand. It runs on the runtime that created it, and stops when its handle is
 /// dropped.
 pub struct Proxy {
-    // for its directory, which is removed however this process ends
+    // runs no server: it keeps the directory of the socket, and removes it however this process
+    // ends
     process: Process,
     socket: PathBuf,
     network: Arc<Network>,
@@ -83,9 +84,8 @@ impl Proxy {
     pub fn to_unix(target: &Path) -> Self {
         let process = Process::new();
         let socket = process.dir().join("proxy.sock");
-        let listener = UnixListener::bind(&socket);
-        let listener =
-            listener.unwrap_or_else(|e| panic!("cannot listen on {}: {e}", socket.display()));
+        let listener = UnixListener::bind(&socket)
+            .unwrap_or_else(|e| panic!("cannot listen on {}: {e}", socket.display()));
         let network = Arc::new(Network {
             target: Mutex::new(target.to_owned()),
             weather: watch::Sender::default(),
@@ -164,8 +164,8 @@ impl Proxy {
     }
 
     /// Cuts a connection once exactly `bytes` more bytes of requests have gone to the server: the
-    /// connection of the last of them. It forwards nothing after them. With 0, the connection that
-    /// sends the next byte is cut.
+    /// one that sent the last of these bytes. It forwards nothing after them. With 0, the
+    /// connection that sends the next byte is cut.
     pub fn cut_requests_after(&self, bytes: usize) {
         *self.network.cut.lock() = Some(Cut {
             way: Way::Requests,
@@ -252,7 +252,8 @@ where
         let client = accept()
             .await
             .unwrap_or_else(|e| panic!("the proxy cannot accept connections: {e}"));
-        // a new connection continues after either way of healing
+        // healing closes only the connections that are already forwarded: one that is accepted in a
+        // black hole waits for its end, and continues
         let _ = weather.wait_for(|weather| !weather.black_hole).await;
         let network = network.clone();
         connections.spawn(async move { connect(client, &network).await });
@@ -323,7 +324,7 @@ impl Network {
             if length == 0 {
                 return Ok(());
             }
-            let (passed, is_cut) = match self.disturbed(way, &buffer[..length], ending) {
+            let (passed, is_cut) = match self.disturb(way, &buffer[..length], ending) {
                 Some(passed) => (passed.min(length), true),
                 None => self.pass(way, length),
             };
@@ -336,7 +337,7 @@ impl Network {
 
     /// Applies the fate of a request, or ends a connection whose reply is lost. Returns how many
     /// bytes pass before the connection ends, `None` if it does not.
-    fn disturbed(&self, way: Way, bytes: &[u8], ending: &Mutex<Option<usize>>) -> Option<usize> {
+    fn disturb(&self, way: Way, bytes: &[u8], ending: &Mutex<Option<usize>>) -> Option<usize> {
         let mut ending = ending.lock();
         if way == Way::Replies {
             return *ending;

@@ -54,10 +54,10 @@ impl RedisOptions {
 
     /// Adds lines of redis.conf that all others override.
     pub(crate) fn defaults(mut self, settings: &[(&str, &str)]) -> Self {
-        let settings = settings
+        let owned = settings
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        self.settings.splice(0..0, settings);
+        self.settings.splice(0..0, owned);
         self
     }
 
@@ -141,7 +141,8 @@ impl RedisServer {
             ("unixsocket", socket.display().to_string()),
             ("dir", process.dir().display().to_string()),
             ("protected-mode", "no".to_owned()),
-            // Only the persistence that a test requests.
+            // No snapshots and no rewrites by default: a test requests the persistence that it
+            // needs.
             ("save", String::new()),
             ("auto-aof-rewrite-percentage", "0".to_owned()),
             // In a diskless sync, Redis 7 waits for further replicas first, and may leave a linked
@@ -256,8 +257,9 @@ impl RedisServer {
         log.map_or(0, |log| log.matches("Truncating the AOF").count())
     }
 
-    /// Writes the append-only file anew, as operators must after a crash that tore it: at the second
-    /// start Redis would execute half of a script (docs/operations.md, "After a crash of Redis").
+    /// Writes the append-only file anew, as operators must after a crash that tore it. Without
+    /// that, Redis would execute half of a script when it starts for the second time
+    /// (docs/operations.md, "After a crash of Redis").
     async fn rewrite_aof(&self) {
         let rewrite: Result<String, _> = self.run("BGREWRITEAOF").await;
         rewrite.expect("the file is written anew");
@@ -288,12 +290,12 @@ impl RedisServer {
     /// If the server has no append-only file.
     pub fn aof_len(&self) -> u64 {
         let path = self.aof();
-        let file = fs::metadata(&path);
-        file.unwrap_or_else(|e| {
-            self.process
-                .fail(&format!("no append-only file {}: {e}", path.display()))
-        })
-        .len()
+        match fs::metadata(&path) {
+            Ok(file) => file.len(),
+            Err(e) => self
+                .process
+                .fail(&format!("no append-only file {}: {e}", path.display())),
+        }
     }
 
     /// Truncates the append-only file to an earlier [`aof_len`](Self::aof_len). Later writes are
@@ -312,8 +314,10 @@ impl RedisServer {
             len <= present,
             "the append-only file has {present} bytes, it cannot be cut back to {len}"
         );
-        let file = File::options().write(true).open(self.aof());
-        file.and_then(|file| file.set_len(len))
+        File::options()
+            .write(true)
+            .open(self.aof())
+            .and_then(|file| file.set_len(len))
             .expect("cut the append-only file");
     }
 
@@ -383,15 +387,16 @@ pub(crate) fn binary() -> &'static Path {
 /// Returns whether the server serves commands. While Redis loads its data, it replies with an
 /// error.
 pub(crate) fn replies(socket: &Path) -> bool {
-    let ask = || -> std::io::Result<bool> {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-        stream.write_all(b"PING\r\n")?;
-        let mut reply = [0; 64];
-        let length = stream.read(&mut reply)?;
-        Ok(length > 0 && !reply.starts_with(b"-LOADING"))
-    };
-    ask().unwrap_or(false)
+    ping(socket).is_ok_and(|reply| !reply.is_empty() && !reply.starts_with(b"-LOADING"))
+}
+
+fn ping(socket: &Path) -> std::io::Result<Vec<u8>> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    stream.write_all(b"PING\r\n")?;
+    let mut reply = [0; 64];
+    let length = stream.read(&mut reply)?;
+    Ok(reply[..length].to_vec())
 }
 
 /// Waits until `is_so` returns true. Panics after 30 s.

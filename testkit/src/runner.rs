@@ -32,7 +32,8 @@ impl Runner {
     ///
     /// # Errors
     ///
-    /// As for all methods: the client ended, did not reply in time, or sent a reply of another form.
+    /// All methods fail if the client ended, did not reply in time, or sent a reply of another
+    /// form.
     pub async fn start(
         package: Package,
         installed: &Path,
@@ -40,8 +41,8 @@ impl Runner {
         open: &Value,
     ) -> Result<Self, String> {
         let mut command = Command::from(package.dev("runner", installed));
-        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let command = command.envs(environment.iter().cloned()).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.envs(environment.iter().cloned()).process_group(0);
         let mut process = command.spawn().map_err(|error| error.to_string())?;
         let group = Group(process.id().and_then(|id| Pid::from_raw(id.cast_signed())));
         let (calls, replies) = (process.stdin.take(), process.stdout.take());
@@ -62,9 +63,8 @@ impl Runner {
     }
 
     /// Makes a call, and returns its number.
-    pub async fn call(&mut self, call: Value) -> Result<u64, String> {
+    pub async fn call(&mut self, mut call: Value) -> Result<u64, String> {
         self.last += 1;
-        let mut call = call;
         call["id"] = self.last.into();
         self.write(&call).await?;
         Ok(self.last)
@@ -87,13 +87,15 @@ impl Runner {
     /// Ends the client like a program that has nothing left to do.
     pub async fn end(mut self) -> Result<(), String> {
         drop(self.calls);
-        let ended = timeout(PATIENCE, self.process.wait()).await;
-        let status = ended.map_err(|_| "the client does not end")?;
-        let status = status.map_err(|error| error.to_string())?;
-        status
-            .success()
-            .then_some(())
-            .ok_or(format!("the client ended with {status}"))
+        let status = timeout(PATIENCE, self.process.wait())
+            .await
+            .map_err(|_| "the client does not end")?
+            .map_err(|error| error.to_string())?;
+        if status.success() {
+            Ok(())
+        } else {
+            Err(format!("the client ended with {status}"))
+        }
     }
 
     /// Sends a signal, such as STOP, CONT or KILL.
@@ -106,17 +108,19 @@ impl Runner {
     }
 
     async fn write(&mut self, line: &Value) -> Result<(), String> {
-        let line = format!("{line}\n");
-        let written = self.calls.write_all(line.as_bytes()).await;
-        written.map_err(|error| format!("the client has ended: {error}"))
+        self.calls
+            .write_all(format!("{line}\n").as_bytes())
+            .await
+            .map_err(|error| format!("the client has ended: {error}"))
     }
 
     async fn read(&mut self) -> Result<Value, String> {
-        let line = timeout(PATIENCE, self.lines.next_line()).await;
-        // the first call is number 1
-        let line = line.map_err(|_| format!("no reply of the client, last call {}", self.last))?;
-        let line = line.map_err(|error| error.to_string())?;
-        let line = line.ok_or("the client has ended")?;
+        let line = timeout(PATIENCE, self.lines.next_line())
+            .await
+            // calls are numbered from 1, so that 0 means the opening
+            .map_err(|_| format!("no reply of the client, last call {}", self.last))?
+            .map_err(|error| error.to_string())?
+            .ok_or("the client has ended")?;
         serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))
     }
 }

@@ -51,6 +51,11 @@ struct Script {
     errors: Vec<Code>,
     repeat_safe: String,
     since: String,
+    /// The function that calls the script, and its file.
+    #[serde(skip)]
+    caller: String,
+    #[serde(skip)]
+    vectors: String,
     #[serde(skip)]
     source: String,
 }
@@ -109,17 +114,21 @@ fn parse(stem: &str, source: String) -> Script {
     let (args, rest) = cut(rest, "-- REPLIES\n");
     let (replies, rest) = cut(rest, "-- ERRORS\n");
     let (errors, rest) = cut(rest, "-- REPEAT  ");
-    let (repeat, since) = cut(rest, "\n-- SINCE   ");
+    let (repeat, rest) = cut(rest, "\n-- SINCE   ");
+    let (since, rest) = cut(rest, "\n-- CALLER  ");
+    let (caller, vectors) = cut(rest, "\n-- VECTORS ");
 
     let (start, revision) = cut(title, ", revision ");
     let revision: u32 = revision.parse().unwrap();
     assert!(start == format!("-- {stem}") && revision > 0, "{title}");
-    // one sentence on one line, and nothing behind SINCE
+    // one sentence on one line, and nothing behind VECTORS
     assert!(
         !summary.contains('\n') && summary.ends_with('.'),
         "{summary}"
     );
-    assert!(!since.contains('\n'), "{since}");
+    for line in [since, caller, vectors] {
+        assert!(!line.contains('\n'), "{line}");
+    }
     let reply = |entry: &String| {
         let [shape, about] = columns(entry);
         let status = shape.split('"').nth(1).unwrap_or_default().to_owned();
@@ -146,6 +155,8 @@ fn parse(stem: &str, source: String) -> Script {
         errors: entries(errors).iter().map(error).collect(),
         repeat_safe: entries(&format!("--   {repeat}")).concat(),
         since: since.into(),
+        caller: caller.into(),
+        vectors: vectors.into(),
         source,
     }
 }
@@ -350,6 +361,28 @@ fn headers_and_scripts_match() {
     };
     let faults: Vec<_> = bundle().into_iter().flat_map(faults).collect();
     assert!(faults.is_empty(), "{faults:#?}");
+}
+
+#[test]
+fn headers_name_the_caller_and_the_vectors() {
+    for script in bundle() {
+        let name = &script.name;
+        let (caller, file) = cut(&script.caller, " in ");
+        let function = caller.rsplit("::").next().unwrap_or_default();
+        let source = read(&format!("../{file}"));
+        let mut beginnings = ["(", "<"]
+            .map(|next| format!("fn {function}{next}"))
+            .into_iter();
+        let has_function = beginnings.any(|beginning| source.contains(&beginning));
+        assert!(
+            has_function && source.contains(&format!("\"{name}\"")),
+            "{file} has no function {function}, or does not call {name}"
+        );
+        assert_eq!(script.vectors, format!("lua/vectors/{name}.json"));
+        let vectors = read(&format!("../{}", script.vectors));
+        let line = format!("\"script\": \"{name}\"");
+        assert!(vectors.contains(&line), "{}: no {line}", script.vectors);
+    }
 }
 
 #[test]

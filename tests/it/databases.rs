@@ -7,7 +7,7 @@ use crate::support::*;
 async fn second(pair: &Pair) -> (MySqlPool, Counterfoil) {
     let pool = database().await;
     let redis = pair.redis.manager().await;
-    let counterfoil = Counterfoil::new(redis, MysqlStore::new(&pool).unwrap());
+    let counterfoil = patient(Counterfoil::new(redis, MysqlStore::new(&pool).unwrap()));
     (pool, counterfoil)
 }
 

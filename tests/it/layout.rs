@@ -14,7 +14,7 @@ struct Package {
 const LIBRARY: Package = Package {
     root: "src",
     layers: &[
-        &["error", "metrics", "testing"],
+        &["error", "finding", "metrics", "testing"],
         &["family"],
         &["connection"],
         &["scripts"],
@@ -30,9 +30,21 @@ const LIBRARY: Package = Package {
 const CLI: Package = Package {
     root: "cli/src",
     layers: &[
-        &["config", "exit", "limits", "search", "signals", "status"],
-        &["arguments", "families", "output", "pair", "view"],
-        &["health", "metrics", "poll", "state"],
+        &[
+            "config", "exit", "latency", "reason", "search", "signals", "status",
+        ],
+        &[
+            "arguments",
+            "certificates",
+            "families",
+            "limits",
+            "output",
+            "pair",
+            "rejects",
+            "view",
+        ],
+        &["health", "metrics", "probe", "state"],
+        &["poll"],
         &["http"],
         &["daemon"],
         &["commands"],

@@ -125,7 +125,7 @@ async fn a_failure_is_logged_when_it_begins_and_when_it_ends() {
     let store = MysqlStore::new(mysql.url(&database)).unwrap();
     let store = store.waiting(secs(1));
     store.create_tables().await.unwrap();
-    let client = Counterfoil::new(redis.manager().await, store);
+    let client = patient(Counterfoil::new(redis.manager().await, store));
     let mut all = vec![];
     for name in ["a", "b", "c"] {
         all.push(client.opened(family(name)).await);
@@ -541,7 +541,7 @@ async fn a_retry_of_rejects_that_panics_is_reported_and_repeated() {
     pair.open(small()).await.count("7", 1000).await;
     pair.counterfoil.drained().await;
     let store = MysqlStore::new(&pair.pool).unwrap();
-    let reconciling = Counterfoil::new(pair.redis.manager().await, store.clone());
+    let reconciling = patient(Counterfoil::new(pair.redis.manager().await, store.clone()));
     let _small = reconciling.open(small()).await.unwrap();
     // each call needs a new connection
     let pool = store.pool();

@@ -29,7 +29,11 @@ async fn every_kind_counts_without_mysql() {
 
 #[tokio::test]
 async fn every_kind_counts_without_servers() {
-    every_kind_counts(&Counterfoil::new(MemoryRedis::new(), MemoryStore::new())).await;
+    every_kind_counts(&patient(Counterfoil::new(
+        MemoryRedis::new(),
+        MemoryStore::new(),
+    )))
+    .await;
 }
 
 /// Tasks on one thread, each counting without a pause, while a reconciler works beside them.
@@ -38,7 +42,7 @@ async fn many_tasks_and_a_reconciler_without_servers() {
     const TASKS: i64 = 20;
     const HITS: i64 = 500;
     let (redis, store) = (MemoryRedis::new(), MemoryStore::new());
-    let counterfoil = Counterfoil::new(redis.clone(), store.clone());
+    let counterfoil = patient(Counterfoil::new(redis.clone(), store.clone()));
     let family = || family("views").durability(Durability::Settle(secs(60)));
     let views = counterfoil.opened(family()).await;
     let reconciler = counterfoil.reconcile().await;
@@ -54,7 +58,7 @@ async fn many_tasks_and_a_reconciler_without_servers() {
     let ids: Vec<_> = (0..7).map(|id| id.to_string()).collect();
     let ids: Vec<_> = ids.iter().map(String::as_str).collect();
     // another process, with clones of both
-    let other = Counterfoil::new(redis, store);
+    let other = patient(Counterfoil::new(redis, store));
     let values = other.opened(family()).await.get_many(&ids).await.unwrap();
     assert_eq!(values.iter().sum::<i64>(), TASKS * HITS);
     reconciler.stop().await;
@@ -97,9 +101,9 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
 #[tokio::test]
 async fn a_worker_serves_registered_families() {
     let (redis, store) = (MemoryRedis::new(), MemoryStore::new());
-    let counterfoil = Counterfoil::new(redis.clone(), store.clone());
+    let counterfoil = patient(Counterfoil::new(redis.clone(), store.clone()));
     let views = counterfoil.opened(family("views")).await;
-    let worker = Counterfoil::new(redis, store);
+    let worker = patient(Counterfoil::new(redis, store));
     let reconciler = worker.reconciler().all().start().await.unwrap();
     views.count("page", 1).await;
     eventually("it is stored", || async {

@@ -1,5 +1,6 @@
 //! Metrics and logs, as the application's recorder and subscriber receive them.
 
+use counterfoil::admin::Loss;
 use counterfoil::metrics::{
     BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, DATABASE_SET_BACK, DELETED, DROPPED, HITS, LAG_SECONDS,
     RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN, WAITING_SECONDS,
@@ -149,6 +150,10 @@ async fn a_set_back_is_measured_and_logged() {
     for part in ["family=test/views", "partition=0", "hits=3", "ids=2"] {
         assert!(line.contains(part), "{part} is not in {line}");
     }
+    let [found] = &pair.mysql().set_backs().await.unwrap()[..] else {
+        panic!("not recorded")
+    };
+    assert_eq!(found.loss, Loss::Dropped { hits: 3, ids: 2 });
     metrics.expect([(DATABASE_SET_BACK, 0.0)]);
     views.count("page", 1).await;
     pair.drain().await;

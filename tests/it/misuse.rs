@@ -1,7 +1,7 @@
 //! Mistakes of clients that lost or doubled hits silently. Each is an error (docs/protocol.md,
 //! section 8).
 
-use counterfoil::test_hooks::{Counted, Partition};
+use counterfoil::test_hooks::{CallReply, Partition};
 
 use crate::support::*;
 
@@ -27,7 +27,7 @@ impl<'f> Client<'f> {
         epoch.unwrap().generation.to_string()
     }
 
-    async fn add(&self, n: u64, epoch: &str) -> Result<Counted> {
+    async fn add(&self, n: u64, epoch: &str) -> Result<CallReply> {
         let fence = Fence {
             home: self.home.keys(),
             caller: "python",

@@ -81,9 +81,17 @@ impl Service {
 /// Sends one request on its own connection. Returns status and body, `None` if the connection is
 /// refused.
 async fn request(address: SocketAddr, line: &str) -> Option<io::Result<(u16, String)>> {
+    request_with(address, line, "").await
+}
+
+async fn request_with(
+    address: SocketAddr,
+    line: &str,
+    headers: &str,
+) -> Option<io::Result<(u16, String)>> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     let exchange = async {
-        let request = format!("{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let request = format!("{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut reply = String::new();
         stream.read_to_string(&mut reply).await?;
@@ -273,6 +281,45 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
     }
     let rejects = "SELECT COUNT(*) FROM counterfoil_rejects WHERE delta <> ?";
     assert_eq!(number(&pool, rejects, 0).await, 0);
+}
+
+#[tokio::test]
+async fn a_page_counts_its_readers() {
+    let (redis, url, _) = servers(mysql().await).await;
+    let service = Service::start(&redis, &url, "20").await;
+    let look = async |line: &str, headers: &str| {
+        let reply = request_with(service.address, line, headers).await;
+        reply.unwrap().unwrap()
+    };
+    let browser =
+        "User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0\r\n";
+    let crawler =
+        "User-Agent: Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)\r\n";
+    let in_advance = format!("{browser}Sec-Purpose: prefetch\r\n");
+    for (line, headers) in [
+        ("GET /articles/2", ""),
+        ("GET /articles/2", crawler),
+        ("GET /articles/2", &in_advance),
+        ("HEAD /articles/2", browser),
+        ("GET /articles/4", browser),
+        ("GET /articles/2", browser),
+        ("GET /articles/2", browser),
+    ] {
+        let (status, _) = look(line, headers).await;
+        assert_eq!(
+            status,
+            if line.ends_with('4') { 404 } else { 200 },
+            "{line}"
+        );
+    }
+    eventually("the views of readers", async || {
+        let (_, list) = look("GET /articles", crawler).await;
+        list.contains("Apples</a>: 0 views") && list.contains("Pears</a>: 2 views")
+    })
+    .await;
+    let (_, article) = look("GET /articles/2", crawler).await;
+    assert!(article.contains("<p>2 views</p>"), "{article}");
+    service.terminate().await;
 }
 
 #[tokio::test]

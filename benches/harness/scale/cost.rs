@@ -1,7 +1,7 @@
 //! The costs of one Redis and one MySQL.
 
 use counterfoil::Counterfoil;
-use counterfoil::test_hooks::{Counted, Fence, Partition, PartitionCall, Update};
+use counterfoil::test_hooks::{CallReply, Fence, Partition, PartitionCall, Update};
 use redis::aio::MultiplexedConnection;
 use testkit::{RedisOptions, RedisServer};
 
@@ -221,7 +221,7 @@ async fn add(pending: &Pending, partitions: usize, ids: usize, calls: u64) -> f6
         assert!(
             matches!(
                 counted,
-                Counted::Executed {
+                CallReply::Executed {
                     repeated: false,
                     ..
                 }

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use counterfoil::Family;
 use serde_json::json;
 
-use super::{Context, connect, registered};
+use super::{Context, connect, find_registered};
 use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::confirm;
@@ -17,7 +16,7 @@ pub async fn reconfigure(context: &Context, name: &str, dry_run: bool) -> Result
         .family(name)
         .ok_or_else(|| Failure::usage(format!("the configuration has no family {name}")))?;
     let counterfoil = connect(pair).await?;
-    let registered = registered(counterfoil.store(), name).await?.family;
+    let registered = find_registered(counterfoil.store(), name).await?.family;
     let changes = families::differences(configured, &registered)?;
     let changed = !dry_run && !changes.is_empty();
     let family = configured.in_namespace(registered.namespace())?;
@@ -27,10 +26,15 @@ pub async fn reconfigure(context: &Context, name: &str, dry_run: bool) -> Result
         counterfoil.check_reconfiguration(&family).await?;
     }
     let result = json!({ "family": name, "changes": changes, "changed": changed });
-    context.output.print(&result, |_| match changes.join("; ") {
-        changes if changes.is_empty() => vec![format!("{name} is as configured")],
-        changes if dry_run => vec![format!("{name} would be changed: {changes}")],
-        changes => vec![format!("{name} was changed: {changes}, before this")],
+    context.output.print(&result, |_| {
+        let listed = changes.join("; ");
+        vec![if changes.is_empty() {
+            format!("{name} is as configured")
+        } else if dry_run {
+            format!("{name} would be changed: {listed}")
+        } else {
+            format!("{name} was changed: {listed}, before this")
+        }]
     })
 }
 
@@ -48,7 +52,7 @@ pub async fn remove(
         )));
     }
     let counterfoil = connect(pair).await?;
-    let family = registered(counterfoil.store(), name).await?.family;
+    let family = find_registered(counterfoil.store(), name).await?.family;
     let rows = match family.table() {
         Some(_) => "Its table stays".to_owned(),
         None => "Its values in MySQL are deleted with it".to_owned(),
@@ -78,31 +82,35 @@ pub async fn adopt(
 ) -> Result<Exit, Failure> {
     let pair = context.pair()?;
     let counterfoil = connect(pair).await?;
-    let (known, _) = families::registered(counterfoil.store()).await?;
-    let known = known.into_iter().map(|known| known.family);
-    let mut families: BTreeMap<_, _> = known
+    let (known, _) = families::read_registered(counterfoil.store()).await?;
+    let mut candidates: BTreeMap<_, _> = known
+        .into_iter()
+        .map(|registered| registered.family)
         .filter(|family| family.namespace() == namespace)
         .map(|family| (family.to_string(), family))
         .collect();
-    // a new database knows none
+    // also the configured families: a new database does not know any yet
     for configured in &pair.families {
         let name = format!("{namespace}/{}", configured.family);
         if let Some(configured) = pair.family(&name) {
-            families.insert(name, configured.in_namespace(namespace)?);
+            candidates.insert(name, configured.in_namespace(namespace)?);
         }
     }
     let mut found = Vec::new();
-    for family in families.into_values() {
+    for family in candidates.into_values() {
         if let Some(pending) = counterfoil.check_adoption(&family).await? {
             found.push((family, pending.ids));
         }
     }
     let pending: u64 = found.iter().map(|(_, ids)| ids).sum();
-    let of = |(family, ids): &(Family, u64)| format!("{family} ({ids} ids pending)");
-    let families = found.iter().map(of).collect::<Vec<_>>().join(", ");
+    let listed = found
+        .iter()
+        .map(|(family, ids)| format!("{family} ({ids} ids pending)"))
+        .collect::<Vec<_>>()
+        .join(", ");
     if !found.is_empty() && !dry_run {
         let question = format!(
-            "pair {}: take over {families} from another database, and drop what is pending?",
+            "pair {}: take over {listed} from another database, and drop what is pending?",
             pair.name
         );
         confirm(&question, yes)?;
@@ -117,8 +125,8 @@ pub async fn adopt(
             "no family of {namespace} belongs to another database"
         )],
         true => vec![format!(
-            "would be taken over, and {pending} ids dropped: {families}"
+            "would be taken over, and {pending} ids dropped: {listed}"
         )],
-        false => vec![format!("taken over, and {pending} ids dropped: {families}")],
+        false => vec![format!("taken over, and {pending} ids dropped: {listed}")],
     })
 }

@@ -29,8 +29,11 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
         }));
         json.push(json!({"pair": name, "families": families, "overlaps": overlaps}));
     }
-    let doubt = context.config.http.as_ref();
-    let doubt = doubt.and_then(|http| http.check(http.listen).err());
+    let doubt = context
+        .config
+        .http
+        .as_ref()
+        .and_then(|http| http.check(http.listen).err());
     lines.push(match &doubt {
         Some(doubt) => format!("the configuration is valid if the daemon has a token: {doubt}"),
         None => "the configuration is valid".to_owned(),
@@ -39,7 +42,7 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
     Ok(Exit::warning_if(doubt.is_some()))
 }
 
-/// Returns the families that are described twice, the description that applies first.
+/// Returns each two descriptions that apply to the same family, the one with precedence first.
 fn overlaps(families: &[FamilyConfig]) -> Vec<[String; 2]> {
     let mut overlaps = Vec::new();
     for (at, one) in families.iter().enumerate() {
@@ -54,11 +57,11 @@ fn overlaps(families: &[FamilyConfig]) -> Vec<[String; 2]> {
 }
 
 pub fn example(output: Output) -> Result<Exit, Failure> {
-    output.text(EXAMPLE.as_bytes())
+    output.print_text(EXAMPLE.as_bytes())
 }
 
 pub fn completions(output: Output, shell: Shell) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "counterfoil", &mut script);
-    output.text(&script)
+    output.print_text(&script)
 }

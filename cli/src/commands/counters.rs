@@ -1,6 +1,6 @@
 //! Reading and changing counters of any kind.
 
-use counterfoil::{AnyCounters, Outcome, Precision, Slice};
+use counterfoil::{AnyCounters, Outcome, Precision};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ pub async fn get(
     context.output.print(&values, |_| lines)
 }
 
-/// Opens a family as in the database or else as configured.
+/// Opens a family with its settings in the database, or as configured if it is not there.
 async fn open_to_read(context: &Context, family: &str) -> Result<AnyCounters, Failure> {
     let pair = context.pair_of(family)?;
     let counterfoil = connect(pair).await?;
@@ -32,7 +32,8 @@ async fn open_to_read(context: &Context, family: &str) -> Result<AnyCounters, Fa
         return Ok(counterfoil.open_registered(registered)?);
     }
     match pair.family(family) {
-        // a misspelt name would stay in the database
+        // opening a family registers it in the database. A pattern describes any name, so a
+        // misspelt one would be registered, too
         Some(pattern) if pattern.is_pattern() => Err(Failure::usage(format!(
             "family {family} is not in the database: {} describes it, but nothing has opened it",
             pattern.name()
@@ -41,33 +42,37 @@ async fn open_to_read(context: &Context, family: &str) -> Result<AnyCounters, Fa
     }
 }
 
-/// Returns the name of the list in JSON, and the counters in their order as JSON and as lines.
+/// Reads the counters of these ids. Returns the name of their list in the JSON output, and the
+/// counters in the order of the ids, as JSON and as lines of text.
 async fn read(
     counters: AnyCounters,
     ids: &[String],
     precision: Precision,
 ) -> Result<(&'static str, Vec<Value>, Vec<String>), Failure> {
     let (mut json, mut lines) = (Vec::with_capacity(ids.len()), Vec::new());
-    let values = families::values(&counters, ids).await?;
+    let values = families::read_values(&counters, ids).await?;
     let name = match (counters, values) {
         (_, Some(values)) => {
             for (id, value) in ids.iter().zip(values) {
                 json.push(json!({"id": id, "value": value}));
-                let value = value.map_or("no row".to_owned(), |value| value.to_string());
-                lines.push(format!("{}\t{value}", isolated(id)));
+                let shown = value.map_or("no row".to_owned(), |value| value.to_string());
+                lines.push(format!("{}\t{shown}", isolated(id)));
             }
             "values"
         }
         (AnyCounters::Series(series), None) => {
             for (name, slices) in ids.iter().zip(series.get_many(ids, precision).await?) {
                 let mut list = Vec::with_capacity(slices.len());
-                for Slice { start, count, .. } in slices {
-                    let start = unix_seconds(start);
+                for slice in slices {
+                    let (start, count) = (unix_seconds(slice.start), slice.count);
                     list.push(json!({"start": start, "count": count}));
                     lines.push(format!("{}\t{}\t{count}", isolated(name), moment(start)));
                 }
-                let precision = precision.to_string();
-                json.push(json!({"name": name, "precision": precision, "slices": list}));
+                json.push(json!({
+                    "name": name,
+                    "precision": precision.to_string(),
+                    "slices": list,
+                }));
             }
             "series"
         }
@@ -107,7 +112,8 @@ pub async fn add(
     let counters = open(pair, &connect(pair).await?, family).await?;
     let outcome = count(&counters, id, delta, request).await?;
     let value = match (&counters, outcome) {
-        // the reply to a buffered call has only the pending part; without MySQL, it counts as well
+        // the reply to a buffered call has only the pending part, so the value is read. Without
+        // MySQL the hit has counted all the same, and its value stays unknown
         (AnyCounters::Buffered(counters), Outcome::Counted(_) | Outcome::CountedBefore(_)) => {
             counters.get(id).await.ok()
         }
@@ -137,7 +143,7 @@ pub async fn add(
             Some("it has no row, and only the application inserts rows"),
         ),
     };
-    // a refused change leaves the value as it was
+    // after a refusal, `value` is the unchanged value of the counter
     let change = json!({
         "family": family,
         "id": id,
@@ -148,16 +154,18 @@ pub async fn add(
     let Some(refusal) = refusal else {
         let done = word.replace("counted_before", "was counted before");
         return context.output.print(&change, |_| {
-            let is = |value| format!("{done}: {} is {value}", isolated(id));
-            vec![value.map_or_else(|| done.clone(), is)]
+            vec![match value {
+                Some(value) => format!("{done}: {} is {value}", isolated(id)),
+                None => done,
+            }]
         });
     };
     if context.output.json {
         context.output.print(&change, |_| Vec::new())?;
     }
-    let is = value.map_or_else(String::new, |value| format!("; it is {value}"));
+    let unchanged = value.map_or_else(String::new, |value| format!("; it is {value}"));
     Err(Failure::warning(format!(
-        "{family}: {id:?} was not counted: {refusal}{is}"
+        "{family}: {id:?} was not counted: {refusal}{unchanged}"
     )))
 }
 
@@ -202,7 +210,7 @@ pub async fn list(
     loop {
         let last = all.last().map(|counter| &counter.id).or(after.as_ref());
         let asked = PAGE.min(limit - all.len());
-        let page = page(&counters, prefix, last.map(String::as_str), asked).await?;
+        let page = read_page(&counters, prefix, last.map(String::as_str), asked).await?;
         let is_last = page.len() < asked;
         all.extend(page);
         if is_last || all.len() == limit {
@@ -210,11 +218,12 @@ pub async fn list(
         }
     }
     context.output.print(&all, |all| {
-        let line = |Counter { id, value }: &Counter| match value {
-            Some(value) => format!("{}\t{value}", isolated(id)),
-            None => isolated(id),
-        };
-        all.iter().map(line).collect()
+        all.iter()
+            .map(|Counter { id, value }| match value {
+                Some(value) => format!("{}\t{value}", isolated(id)),
+                None => isolated(id),
+            })
+            .collect()
     })
 }
 
@@ -226,7 +235,7 @@ struct Counter {
     value: Option<i64>,
 }
 
-async fn page(
+async fn read_page(
     counters: &AnyCounters,
     prefix: &str,
     after: Option<&str>,
@@ -236,8 +245,11 @@ async fn page(
         AnyCounters::Buffered(counters) => counters.list(prefix, after, limit).await?,
         AnyCounters::Visitors(visitors) => visitors.list(prefix, after, limit).await?,
         AnyCounters::Series(series) => {
-            let names = series.names(prefix, after, limit).await?.into_iter();
-            return Ok(names.map(|id| Counter { id, value: None }).collect());
+            let names = series.names(prefix, after, limit).await?;
+            return Ok(names
+                .into_iter()
+                .map(|id| Counter { id, value: None })
+                .collect());
         }
         other => {
             let family = other.family();
@@ -248,9 +260,11 @@ async fn page(
             return Err(Failure::usage(what));
         }
     };
-    let counter = |(id, value)| Counter {
-        id,
-        value: Some(value),
-    };
-    Ok(valued.into_iter().map(counter).collect())
+    Ok(valued
+        .into_iter()
+        .map(|(id, value)| Counter {
+            id,
+            value: Some(value),
+        })
+        .collect())
 }

@@ -19,11 +19,11 @@ const MAX_LENGTH: u64 = 16 << 20;
 #[derive(Deserialize)]
 pub struct DaemonState {
     problems: Vec<Problem>,
-    pairs: Vec<Pair>,
+    pairs: Vec<DaemonPair>,
 }
 
 #[derive(Deserialize)]
-struct Pair {
+struct DaemonPair {
     name: String,
 }
 
@@ -31,19 +31,25 @@ impl DaemonState {
     /// Returns the problems of a pair, the worst first. `None` if the daemon does not have the pair.
     pub fn problems(&self, pair: &str) -> Option<Vec<Problem>> {
         self.pairs.iter().find(|one| one.name == pair)?;
-        let problems = self.problems.iter().filter(|one| one.pair == pair);
-        Some(problems.cloned().collect())
+        Some(
+            self.problems
+                .iter()
+                .filter(|one| one.pair == pair)
+                .cloned()
+                .collect(),
+        )
     }
 }
 
 /// Reads the state of the daemon that listens where the configuration says. `None` if the daemon
-/// serves no HTTP, or on a port that the system chose.
+/// serves no HTTP, or if the system chose its port (`listen` with port 0).
 pub async fn read(http: Option<&HttpConfig>) -> Option<Result<DaemonState, String>> {
     let http = http.filter(|http| http.listen.port() > 0)?;
-    // an unspecified address leads to this machine
+    // a daemon may listen on all addresses (0.0.0.0). A connection to that address leads to this
+    // machine
     let address = http.listen;
-    let state = in_time(ask(address, http)).await;
-    Some(state.map_err(|why| format!("the daemon at {address} did not tell its state: {why}")))
+    let reply = in_time(ask(address, http)).await;
+    Some(reply.map_err(|why| format!("the daemon at {address} did not tell its state: {why}")))
 }
 
 async fn ask(address: SocketAddr, http: &HttpConfig) -> Result<DaemonState, Box<dyn Error>> {

@@ -12,11 +12,12 @@ mod rejects;
 mod sandbox;
 mod scripts;
 mod servers;
+mod set_backs;
 mod status;
 
 use std::path::Path;
 
-use counterfoil::store::Registered;
+use counterfoil::store::Registration;
 use counterfoil::{AnyCounters, Counterfoil, Store};
 
 use crate::arguments::{Arguments, Command, FamilyCommand, Scripts};
@@ -64,9 +65,12 @@ impl Context {
     /// Returns the pair of NAMESPACE/FAMILY: the named one, the one whose configuration has the
     /// family, or the only one.
     pub fn pair_of(&self, family: &str) -> Result<&PairConfig, Failure> {
-        let pairs = self.config.pairs.iter();
-        let mut pairs = pairs.filter(|pair| pair.family(family).is_some());
-        match (pairs.next(), pairs.next()) {
+        let mut found = self
+            .config
+            .pairs
+            .iter()
+            .filter(|pair| pair.family(family).is_some());
+        match (found.next(), found.next()) {
             (Some(pair), None) => Ok(pair),
             (Some(_), Some(_)) => Err(Failure::usage(format!(
                 "several pairs have family {family}: name one with --pair"
@@ -94,20 +98,22 @@ pub async fn open(
 }
 
 /// Returns the family NAMESPACE/FAMILY as it is registered.
-pub async fn registered(store: &dyn Store, name: &str) -> Result<Registered, Failure> {
-    let missing = || Failure::usage(format!("the database has no family {name}"));
-    store.find(name).await?.ok_or_else(missing)
+pub async fn find_registered(store: &dyn Store, name: &str) -> Result<Registration, Failure> {
+    let found = store.find(name).await?;
+    found.ok_or_else(|| Failure::usage(format!("the database has no family {name}")))
 }
 
 /// Connects to a pair. The error names the pair.
 pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
-    let connected = try_connect(pair).await;
-    connected.map_err(Failure::of_pair(&pair.name))
+    try_connect(pair)
+        .await
+        .map_err(Failure::of_pair(&pair.name))
 }
 
 async fn try_connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
-    let connected = in_time(pair::connect(pair)).await;
-    connected.map_err(|why| Failure::critical(format!("{why}. {CONNECT_ADVICE}")))
+    in_time(pair::connect(pair))
+        .await
+        .map_err(|why| Failure::critical(format!("{why}. {CONNECT_ADVICE}")))
 }
 
 /// Runs the command.
@@ -148,6 +154,7 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Pending => status::pending(&context()?).await,
         Command::Drain { timeout } => draining::drain(&context()?, timeout).await,
         Command::Rejects { command } => rejects::execute(&context()?, command).await,
+        Command::SetBacks { command } => set_backs::execute(&context()?, command).await,
         Command::Recount { family, report } => {
             recounts::recount(&context()?, &family, report).await
         }

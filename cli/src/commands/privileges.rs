@@ -4,20 +4,21 @@ use std::collections::BTreeSet;
 
 use counterfoil::Family;
 use counterfoil::admin::{self, Role, acl_rules, grant};
+use counterfoil::store::Registration;
 use serde_json::json;
 
 use super::Context;
 use crate::arguments::{PrivilegesOf, RoleName};
 use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
-use crate::families::registered;
+use crate::families;
 use crate::limits::in_time;
-use crate::output::message;
+use crate::output::print_message;
 use crate::pair;
 
-/// ACL rules for commands that the daemon needs or benefits from, in addition to the library's.
-/// `drain` searches Redis by SCAN, and so does `status` while MySQL is unavailable.
-const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+scan"];
+/// ACL rules for commands that the daemon needs in addition to the library's. CONFIG GET is not among
+/// them: it shows the passwords of the server.
+const OF_DAEMON: [&str; 2] = ["+info", "+ping"];
 
 /// Prints the rules of an ACL.
 pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
@@ -38,14 +39,15 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
 }
 
 async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure> {
-    let (single, patterns) = families(pair).await?;
+    let (single, patterns) = read_families(pair).await?;
     let mut rules = BTreeSet::new();
     for role in role.roles() {
         rules.extend(acl_rules(&single, *role));
         for pattern in &patterns {
-            let of_sample = acl_rules(&[pattern.sample()?], *role);
-            let of_one = |rule: &String| rule.starts_with("~cf1:{");
-            rules.extend(of_sample.into_iter().filter(|rule| !of_one(rule)));
+            // the key pattern of the sample is replaced by one for all families of the pattern
+            let mut of_sample = acl_rules(&[pattern.sample()?], *role);
+            of_sample.retain(|rule| !rule.starts_with("~cf1:{"));
+            rules.extend(of_sample);
             rules.insert(format!("~cf1:{{{}/*", pattern.name()));
         }
     }
@@ -83,13 +85,14 @@ pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failur
 
 async fn statements(pair: &PairConfig, of: &PrivilegesOf) -> Result<Vec<String>, Failure> {
     let schema = pair.mysql.get_database().unwrap_or_default();
-    let (mut all, patterns) = families(pair).await?;
+    let (mut all, patterns) = read_families(pair).await?;
     for pattern in patterns {
         all.push(pattern.sample()?);
     }
-    let roles = of.role.roles().iter();
-    let lines = roles.flat_map(|role| admin::grants(&all, *role, schema, &of.user));
-    let mut lines: Vec<_> = lines.collect();
+    let mut lines = Vec::new();
+    for role in of.role.roles() {
+        lines.extend(admin::grants(&all, *role, schema, &of.user));
+    }
     lines.dedup();
     if let RoleName::Daemon = of.role {
         for family in &pair.families {
@@ -111,22 +114,24 @@ async fn statements(pair: &PairConfig, of: &PrivilegesOf) -> Result<Vec<String>,
 
 /// Returns the single families of the file and of the database, if it is reachable, and the
 /// patterns of the file.
-async fn families(pair: &PairConfig) -> Result<(Vec<Family>, Vec<&FamilyConfig>), Failure> {
-    let families = pair.families.iter();
-    let (patterns, single): (Vec<_>, Vec<_>) = families.partition(|family| family.is_pattern());
+async fn read_families(pair: &PairConfig) -> Result<(Vec<Family>, Vec<&FamilyConfig>), Failure> {
+    let (patterns, single): (Vec<_>, Vec<_>) =
+        pair.families.iter().partition(|family| family.is_pattern());
     let mut families = Vec::new();
     for family in single {
         families.push(family.sample()?);
     }
-    match in_time(registered(&pair::store(pair)?)).await {
+    match in_time(families::read_registered(&pair::store(pair)?)).await {
         Ok((registered, _)) => {
-            let is_new = |family: &Family| pair.family(&family.to_string()).is_none();
-            let registered = registered.into_iter().map(|registered| registered.family);
-            families.extend(registered.filter(is_new));
+            for Registration { family, .. } in registered {
+                if pair.family(&family.to_string()).is_none() {
+                    families.push(family);
+                }
+            }
         }
         Err(why) => {
             let name = &pair.name;
-            message(&format!(
+            print_message(&format!(
                 "pair {name}: without the families that only the database knows: {why}"
             ));
         }

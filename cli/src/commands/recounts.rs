@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use counterfoil::admin::{Drift, Overview};
-use counterfoil::recount::Recounted;
+use counterfoil::recount::RecountProgress;
 use counterfoil::{Counterfoil, Family, MysqlStore};
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::{Context, connect, open, registered};
+use super::{Context, connect, find_registered, open};
 use crate::config::{PairConfig, Recount};
 use crate::exit::{Exit, Failure};
 use crate::families;
-use crate::output::{message, moment, table};
+use crate::output::{moment, print_message, table};
 use crate::pair;
 use crate::signals;
 use crate::view::DriftView;
@@ -35,8 +35,8 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
         })?;
     recount.settings.only_report |= report;
     let connected = connect(pair).await?;
-    let (recounted, drift) = run(pair, &connected, family, &recount).await?;
-    let Recounted {
+    let (progress, found) = run(pair, &connected, family, &recount).await?;
+    let RecountProgress {
         run,
         checked,
         drifted,
@@ -45,9 +45,9 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
         only_noted,
         busy,
         ..
-    } = recounted;
-    let drift = DriftView::all(family, run, drift);
-    let found = json!({
+    } = progress;
+    let drift = DriftView::all(family, run, found);
+    let result = json!({
         "family": family,
         "run": run,
         "checked": checked,
@@ -58,7 +58,7 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
         "busy": busy,
         "drift": drift,
     });
-    context.output.print(&found, |_| {
+    context.output.print(&result, |_| {
         let mut lines = vec![format!(
             "run {run}: {checked} checked, {drifted} differ: {raised} raised, {lowered} lowered, \
              {only_noted} only noted; {busy} too busy to compare"
@@ -74,35 +74,34 @@ async fn run(
     counterfoil: &Counterfoil,
     family: &str,
     recount: &Recount,
-) -> Result<(Recounted, Vec<Drift>), Failure> {
+) -> Result<(RecountProgress, Vec<Drift>), Failure> {
     let counters = open(pair, counterfoil, family).await?;
-    let recount = families::recount(counterfoil, &counters, recount);
-    let recount =
-        recount.ok_or_else(|| Failure::usage(format!("{family}: its kind cannot be recounted")))?;
+    let builder = families::recount(counterfoil, &counters, recount)
+        .ok_or_else(|| Failure::usage(format!("{family}: its kind cannot be recounted")))?;
     let store = counterfoil.mysql()?;
     let stop = signals::stop()?;
-    let recounted = tokio::select! {
-        recounted = Box::pin(recount.run_until(stop)) => recounted?,
+    let ended = tokio::select! {
+        ended = Box::pin(builder.run_until(stop)) => ended?,
         never = print_progress(store, family) => never,
     };
-    let recounted = recounted.ok_or_else(|| {
+    let progress = ended.ok_or_else(|| {
         Failure::warning(format!(
             "stopped: the next recount of {family} continues this run"
         ))
     })?;
-    let drift = drift_of(store, counters.family(), recounted.run).await?;
-    Ok((recounted, drift))
+    let drift = read_drift(store, counters.family(), progress.run).await?;
+    Ok((progress, drift))
 }
 
 /// Prints the progress of the run, every second. Never returns.
 async fn print_progress<T>(store: &MysqlStore, family: &str) -> T {
     loop {
         sleep(INTERVAL).await;
-        let Ok(Some(overview)) = overview_of(store, family).await else {
+        let Ok(Some(overview)) = read_overview(store, family).await else {
             continue;
         };
         if let Some(run) = overview.recount.filter(|run| run.finished.is_none()) {
-            message(&format!(
+            print_message(&format!(
                 "{family}: run {}: {} checked, {} differ",
                 run.run, run.checked, run.drifted
             ));
@@ -110,7 +109,7 @@ async fn print_progress<T>(store: &MysqlStore, family: &str) -> T {
     }
 }
 
-async fn overview_of(store: &MysqlStore, family: &str) -> counterfoil::Result<Option<Overview>> {
+async fn read_overview(store: &MysqlStore, family: &str) -> counterfoil::Result<Option<Overview>> {
     let mut overview = store.overview().await?.into_iter();
     Ok(overview.find(|one| family.split_once('/') == Some((&one.namespace, &one.family))))
 }
@@ -118,20 +117,21 @@ async fn overview_of(store: &MysqlStore, family: &str) -> counterfoil::Result<Op
 /// Prints the differences that a run found.
 pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<Exit, Failure> {
     let store = pair::store(context.pair_of(family)?)?;
-    let registered = registered(&store, family).await?.family;
-    let overview = overview_of(&store, family).await?;
-    let last_run = overview.and_then(|one| Some(one.recount?.run));
-    let last_run = last_run.ok_or_else(|| {
-        Failure::warning(format!(
-            "{family} was never recounted: run `counterfoil recount {family}`"
-        ))
-    })?;
+    let registered = find_registered(&store, family).await?.family;
+    let overview = read_overview(&store, family).await?;
+    let last_run = overview
+        .and_then(|one| Some(one.recount?.run))
+        .ok_or_else(|| {
+            Failure::warning(format!(
+                "{family} was never recounted: run `counterfoil recount {family}`"
+            ))
+        })?;
     let run = run.unwrap_or(last_run);
     if !(1..=last_run).contains(&run) {
         let what = format!("{family} has no run {run}; the last one is {last_run}");
         return Err(Failure::warning(what));
     }
-    let drift = drift_of(&store, &registered, run).await?;
+    let drift = read_drift(&store, &registered, run).await?;
     let found = DriftView::all(family, run, drift);
     context.output.print(&found, |found| {
         if found.is_empty() {
@@ -144,7 +144,7 @@ pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<
     })
 }
 
-async fn drift_of(store: &MysqlStore, family: &Family, run: u64) -> Result<Vec<Drift>, Failure> {
+async fn read_drift(store: &MysqlStore, family: &Family, run: u64) -> Result<Vec<Drift>, Failure> {
     let mut all: Vec<Drift> = Vec::new();
     loop {
         let after = all.last().map(|drift| drift.id.clone());
@@ -157,19 +157,20 @@ async fn drift_of(store: &MysqlStore, family: &Family, run: u64) -> Result<Vec<D
     }
 }
 
+/// Returns a line for each difference, below a head.
 fn rows(drift: &[DriftView]) -> Vec<String> {
-    let row = |drift: &DriftView| {
-        [
-            format!("{:?}", drift.id),
-            drift.before.to_string(),
-            drift.rows.to_string(),
-            drift.after.to_string(),
-            drift.delta.to_string(),
-            moment(drift.at),
-            drift.note.clone(),
-        ]
-    };
-    let heads = ["ID", "BEFORE", "ROWS", "AFTER", "ADDED", "AT", "NOTE"];
-    let rows: Vec<_> = drift.iter().map(row).collect();
+    let heads = ["ID", "BEFORE", "ROWS", "ADDED", "AFTER", "AT", "NOTE"];
+    let mut rows = Vec::new();
+    for one in drift {
+        rows.push([
+            format!("{:?}", one.id),
+            one.before.to_string(),
+            one.rows.to_string(),
+            one.delta.to_string(),
+            one.after.to_string(),
+            moment(one.at),
+            one.note.clone(),
+        ]);
+    }
     table(&heads, &rows)
 }

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 
 use counterfoil::MysqlStore;
+use counterfoil::admin::RetrySummary;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Context, registered};
+use super::{Context, find_registered};
 use crate::arguments::{Rejects, Which};
 use crate::exit::{Exit, Failure};
 use crate::output::{confirm, count, isolated, moment, table};
 use crate::pair;
-use crate::view::RejectView;
+use crate::rejects::RejectView;
 
 /// The number of rejects in a read.
 const PAGE: u64 = 1000;
@@ -31,53 +32,57 @@ pub async fn execute(context: &Context, command: Rejects) -> Result<Exit, Failur
 }
 
 #[derive(Serialize)]
-struct Listed<'a> {
+struct ListedReject<'a> {
     pair: &'a str,
     #[serde(flatten)]
     reject: RejectView,
 }
 
 async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
-    let mut listed = Vec::new();
+    let mut by_pair = Vec::new();
     for pair in &context.config.pairs {
-        let rejects = read(&pair::store(pair)?, family, limit).await;
-        let rejects = rejects.map_err(Failure::of_pair(&pair.name))?;
-        listed.push((pair.name.as_str(), rejects));
+        let rejects = read(&pair::store(pair)?, family, limit)
+            .await
+            .map_err(Failure::of_pair(&pair.name))?;
+        by_pair.push((pair.name.as_str(), rejects));
     }
-    print_rejects(context, listed)
+    print_rejects(context, by_pair)
 }
 
 /// Prints rejects, which are given by pair.
 fn print_rejects(
     context: &Context,
-    rejects: Vec<(&str, Vec<RejectView>)>,
+    by_pair: Vec<(&str, Vec<RejectView>)>,
 ) -> Result<Exit, Failure> {
-    let listed = rejects.into_iter().flat_map(|(pair, rejects)| {
+    let mut listed = Vec::new();
+    for (pair, rejects) in by_pair {
         let rejects = rejects.into_iter();
-        rejects.map(move |reject| Listed { pair, reject })
-    });
-    let listed: Vec<_> = listed.collect();
-    context.output.print(&listed, |listed| {
-        if listed.is_empty() {
-            return vec!["no rejects".to_owned()];
-        }
-        let row = |Listed { pair, reject }: &Listed<'_>| {
-            [
-                (*pair).to_owned(),
-                reject.family.clone(),
-                format!("{:?}", reject.id),
-                reject.delta.to_string(),
-                reject.retries.to_string(),
-                moment(reject.at),
-                reject.reason.clone(),
-            ]
-        };
-        let heads = [
-            "PAIR", "FAMILY", "ID", "DELTA", "RETRIES", "SINCE", "REASON",
-        ];
-        let rows: Vec<_> = listed.iter().map(row).collect();
-        table(&heads, &rows)
-    })
+        listed.extend(rejects.map(|reject| ListedReject { pair, reject }));
+    }
+    context.output.print(&listed, |listed| lines(listed))
+}
+
+/// Returns a line for each reject, below a head.
+fn lines(listed: &[ListedReject<'_>]) -> Vec<String> {
+    if listed.is_empty() {
+        return vec!["no rejects".to_owned()];
+    }
+    let heads = [
+        "PAIR", "FAMILY", "ID", "DELTA", "RETRIES", "SINCE", "REASON",
+    ];
+    let mut rows = Vec::new();
+    for ListedReject { pair, reject } in listed {
+        rows.push([
+            (*pair).to_owned(),
+            reject.family.clone(),
+            format!("{:?}", reject.id),
+            reject.delta.to_string(),
+            reject.retries.to_string(),
+            moment(reject.at),
+            reject.reason.clone(),
+        ]);
+    }
+    table(&heads, &rows)
 }
 
 /// Returns the first `limit` rejects of a family, or of all families.
@@ -100,31 +105,38 @@ async fn read(
 }
 
 /// Returns the families that the command line names, each with the number of its rejects.
-async fn families(store: &MysqlStore, which: &Which) -> Result<BTreeMap<String, u64>, Failure> {
-    let overview = store.overview().await?.into_iter();
-    let families = overview.map(|one| (format!("{}/{}", one.namespace, one.family), one.rejects));
-    let wanted = which.family.as_deref();
-    let is_wanted = |(family, rejects): &(String, u64)| {
-        *rejects > 0 && wanted.is_none_or(|wanted| family == wanted)
-    };
-    Ok(families.filter(is_wanted).collect())
+async fn read_families(
+    store: &MysqlStore,
+    which: &Which,
+) -> Result<BTreeMap<String, u64>, Failure> {
+    let mut families = BTreeMap::new();
+    for one in store.overview().await? {
+        let family = format!("{}/{}", one.namespace, one.family);
+        let is_wanted = which
+            .family
+            .as_deref()
+            .is_none_or(|wanted| family == wanted);
+        if one.rejects > 0 && is_wanted {
+            families.insert(family, one.rejects);
+        }
+    }
+    Ok(families)
 }
 
 impl Which {
     /// Returns the ids; `None` for all.
     fn ids(&self) -> Option<Vec<&str>> {
-        let ids = || self.ids.iter().map(|id| &**id).collect();
-        (!self.ids.is_empty()).then(ids)
+        (!self.ids.is_empty()).then(|| self.ids.iter().map(|id| &**id).collect())
     }
 }
 
 /// The numbers of rejects by the outcome of their retry.
 #[derive(Default, Serialize)]
-struct Outcome {
+struct RetryReport {
     applied: u64,
-    /// Refused again.
+    /// Rejects that were refused again.
     refused: u64,
-    /// Their rows are locked.
+    /// Rejects that are left for a later retry, because their rows are locked.
     left: u64,
     /// Families whose rejects cannot be applied, because this version does not know their settings,
     /// or their tables differ from their descriptions.
@@ -141,48 +153,56 @@ struct FailedFamily {
 
 async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let store = pair::store(context.pair()?)?;
-    let mut outcome = Outcome::default();
-    for family in families(&store, which).await?.into_keys() {
-        let retried = async {
-            let known = registered(&store, &family).await?.family;
-            Ok(store.retry_rejects(&known, which.ids().as_deref()).await?)
-        };
-        match retried.await {
+    let mut report = RetryReport::default();
+    for family in read_families(&store, which).await?.into_keys() {
+        match retry_family(&store, &family, which).await {
             Ok(retried) => {
-                outcome.applied += retried.applied;
-                outcome.refused += retried.refused;
-                outcome.left += retried.left;
+                report.applied += retried.applied;
+                report.refused += retried.refused;
+                report.left += retried.left;
                 if retried.refused > 0 {
-                    outcome
+                    report
                         .still
                         .extend(read(&store, Some(&family), REFUSED).await?);
                 }
             }
-            Err(Failure { message: why, .. }) => outcome.failed.push(FailedFamily { family, why }),
+            Err(Failure { message: why, .. }) => report.failed.push(FailedFamily { family, why }),
         }
     }
-    context.output.print(&outcome, |outcome| {
-        let mut lines = vec![format!("applied: {}", outcome.applied)];
-        if outcome.refused > 0 {
-            lines.push(format!("refused again: {}", outcome.refused));
+    context.output.print(&report, |report| {
+        let mut lines = vec![format!("applied: {}", report.applied)];
+        if report.refused > 0 {
+            lines.push(format!("refused again: {}", report.refused));
         }
-        lines.extend(outcome.still.iter().map(|reject| {
+        for reject in &report.still {
             let id = isolated(&format!("{:?}", reject.id));
-            format!("  {} {id}: {}", reject.family, isolated(&reject.reason))
-        }));
-        if outcome.left > 0 {
+            let reason = isolated(&reject.reason);
+            lines.push(format!("  {} {id}: {reason}", reject.family));
+        }
+        if report.left > 0 {
             lines.push(format!(
                 "not applied, because their rows are locked: {}",
-                outcome.left
+                report.left
             ));
         }
-        let failed = outcome.failed.iter();
-        lines.extend(failed.map(|one| format!("not applied: {}: {}", one.family, one.why)));
+        for FailedFamily { family, why } in &report.failed {
+            lines.push(format!("not applied: {family}: {why}"));
+        }
         lines
     })?;
-    let is_done = outcome.refused + outcome.left == 0 && outcome.failed.is_empty();
-    let is_found = outcome.applied >= which.ids.len() as u64;
+    let is_done = report.refused + report.left == 0 && report.failed.is_empty();
+    let is_found = report.applied >= which.ids.len() as u64;
     Ok(Exit::warning_if(!is_done || !is_found))
+}
+
+/// Retries the rejects of a family, or those of the ids that the command line names.
+async fn retry_family(
+    store: &MysqlStore,
+    family: &str,
+    which: &Which,
+) -> Result<RetrySummary, Failure> {
+    let known = find_registered(store, family).await?.family;
+    Ok(store.retry_rejects(&known, which.ids().as_deref()).await?)
 }
 
 async fn discard(
@@ -198,12 +218,12 @@ async fn discard(
         rejects.retain(|reject| which.ids.is_empty() || which.ids.contains(&reject.id));
         return print_rejects(context, vec![(&pair.name, rejects)]);
     }
-    let families = families(&store, which).await?;
+    let families = read_families(&store, which).await?;
     if which.ids.is_empty() && !families.is_empty() {
-        let rejects = count(families.values().sum(), "reject", "rejects");
+        let number = count(families.values().sum(), "reject", "rejects");
         let name = &pair.name;
         confirm(
-            &format!("pair {name}: discard {rejects}, which are then never applied?"),
+            &format!("pair {name}: discard {number}, which are then never applied?"),
             yes,
         )?;
     }

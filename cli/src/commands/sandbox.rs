@@ -24,8 +24,8 @@ use super::Context;
 use crate::config::PairConfig;
 use crate::exit::{Exit, Failure};
 use crate::families;
-use crate::http::problem::Problem;
-use crate::output::message;
+use crate::http::error::ErrorReply;
+use crate::output::print_message;
 use crate::signals;
 
 /// The time for Redis to start.
@@ -69,16 +69,17 @@ pub async fn run(
         stopped.await;
         return Ok(Exit::Ok);
     };
-    let mut command = Command::new(program);
-    command.args(args).kill_on_drop(true);
-    command.env("COUNTERFOIL_REDIS", url);
-    command.env("COUNTERFOIL_DAEMON", daemon);
-    let ended = tokio::select! {
-        ended = command.status() => ended,
-        () = stopped => return Ok(Exit::Warning),
-    };
-    let ended = ended.map_err(|error| Failure::usage(format!("{program}: {error}")))?;
-    Ok(Exit::warning_if(!ended.success()))
+    let mut application = Command::new(program);
+    application.args(args).kill_on_drop(true);
+    application.env("COUNTERFOIL_REDIS", url);
+    application.env("COUNTERFOIL_DAEMON", daemon);
+    tokio::select! {
+        ended = application.status() => {
+            let status = ended.map_err(|error| Failure::usage(format!("{program}: {error}")))?;
+            Ok(Exit::warning_if(!status.success()))
+        }
+        () = stopped => Ok(Exit::Warning),
+    }
 }
 
 fn any_port() -> SocketAddr {
@@ -87,21 +88,22 @@ fn any_port() -> SocketAddr {
 
 /// Starts a Redis that is empty and stores nothing. It ends when the handle is dropped.
 fn start_redis(program: &str) -> Result<(Child, String), Failure> {
-    let free = std::net::TcpListener::bind(any_port()).and_then(|free| free.local_addr());
-    let free = free.map_err(|error| Failure::critical(format!("no free port: {error}")))?;
+    let free = std::net::TcpListener::bind(any_port())
+        .and_then(|listener| listener.local_addr())
+        .map_err(|error| Failure::critical(format!("no free port: {error}")))?;
     let port = free.port().to_string();
-    let started = Command::new(program)
+    let redis = Command::new(program)
         .args(["--port", &port, "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .kill_on_drop(true)
-        .spawn();
-    let started = started.map_err(|error| {
-        let advice = "install Redis, or name its program with --redis-server";
-        Failure::critical(format!("{program} was not started: {error}; {advice}"))
-    })?;
-    Ok((started, format!("redis://127.0.0.1:{port}")))
+        .spawn()
+        .map_err(|error| {
+            let advice = "install Redis, or name its program with --redis-server";
+            Failure::critical(format!("{program} was not started: {error}; {advice}"))
+        })?;
+    Ok((redis, format!("redis://127.0.0.1:{port}")))
 }
 
 /// Connects as soon as Redis listens.
@@ -116,24 +118,26 @@ async fn connect(url: &str) -> Result<Primary, Failure> {
 }
 
 impl Sandbox {
-    /// Opens a family if it is configured, with a table whose rows need not exist.
+    /// Opens a family if it is configured. The store in memory has no rows of the application, so
+    /// the family is opened as one whose missing rows are inserted.
     async fn open(&self, name: &str) -> Result<Option<AnyCounters>, Failure> {
         let Some(configured) = self.pair.family(name) else {
             return Ok(None);
         };
-        let configured = configured.with_any_rows()?;
-        let opened = families::open(&self.counterfoil, &configured, name).await?;
-        Ok(Some(opened))
+        let upserted = configured.with_any_rows()?;
+        let counters = families::open(&self.counterfoil, &upserted, name).await?;
+        Ok(Some(counters))
     }
 
-    async fn values(&self, name: &str, ids: &[String]) -> Reply {
-        let opened = self
+    async fn values(&self, name: &str, ids: &[String]) -> ValuesReply {
+        let counters = self
             .open(name)
             .await
-            .map_err(|failure| Problem::new(StatusCode::INTERNAL_SERVER_ERROR, failure.message))?;
-        let opened = opened.ok_or_else(|| Problem::not_found(format!("no family {name:?}")))?;
-        let values = families::values(&opened, ids).await?;
-        let values = values.ok_or_else(|| Problem::not_found(format!("{name} has no values")))?;
+            .map_err(|failure| ErrorReply::new(StatusCode::INTERNAL_SERVER_ERROR, failure.message))?
+            .ok_or_else(|| ErrorReply::not_found(format!("no family {name:?}")))?;
+        let values = families::read_values(&counters, ids)
+            .await?
+            .ok_or_else(|| ErrorReply::not_found(format!("{name} has no values")))?;
         Ok(Json(json!({"family": name, "values": values})))
     }
 }
@@ -143,11 +147,11 @@ async fn open_wanted(sandbox: Arc<Sandbox>) {
     let mut printed = HashSet::new();
     let mut print = |problem: String| {
         if printed.insert(problem.clone()) {
-            message(&problem);
+            print_message(&problem);
         }
     };
     loop {
-        match sandbox.counterfoil.take_wanted(1000).await {
+        match sandbox.counterfoil.take_wanted().await {
             Ok(names) => {
                 for name in names {
                     match sandbox.open(&name).await {
@@ -163,28 +167,31 @@ async fn open_wanted(sandbox: Arc<Sandbox>) {
     }
 }
 
-type Reply = Result<Json<Value>, Problem>;
+type ValuesReply = Result<Json<Value>, ErrorReply>;
 
 #[derive(Deserialize)]
-struct ValuesParams {
+struct SandboxParams {
     family: String,
     #[serde(default)]
     id: Vec<String>,
 }
 
-async fn values(State(sandbox): State<Arc<Sandbox>>, Query(params): Query<ValuesParams>) -> Reply {
+async fn values(
+    State(sandbox): State<Arc<Sandbox>>,
+    Query(params): Query<SandboxParams>,
+) -> ValuesReply {
     sandbox.values(&params.family, &params.id).await
 }
 
 #[derive(Deserialize)]
-struct ValuesList {
+struct SandboxList {
     family: String,
     ids: Vec<String>,
 }
 
 async fn values_of_list(
     State(sandbox): State<Arc<Sandbox>>,
-    Json(list): Json<ValuesList>,
-) -> Reply {
+    Json(list): Json<SandboxList>,
+) -> ValuesReply {
     sandbox.values(&list.family, &list.ids).await
 }

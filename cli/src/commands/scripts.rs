@@ -24,19 +24,22 @@ struct Entry {
 
 /// Returns the scripts sorted by name.
 fn entries() -> Vec<Entry> {
-    let entry = |script: &'static Script| Entry {
-        name: script.name,
-        file: format!("v1/{}.lua", script.name),
-        sha1: &script.sha1,
-    };
-    let mut entries: Vec<_> = Script::all().map(entry).collect();
+    let mut entries: Vec<_> = Script::all()
+        .map(|script| Entry {
+            name: script.name,
+            file: format!("v1/{}.lua", script.name),
+            sha1: &script.sha1,
+        })
+        .collect();
     entries.sort_unstable_by_key(|entry| entry.name);
     entries
 }
 
 fn entry_table(entries: &[Entry]) -> Vec<String> {
-    let row = |entry: &Entry| [entry.name, entry.sha1].map(str::to_owned);
-    let rows: Vec<_> = entries.iter().map(row).collect();
+    let rows: Vec<_> = entries
+        .iter()
+        .map(|entry| [entry.name, entry.sha1].map(str::to_owned))
+        .collect();
     table(&["SCRIPT", "SHA-1"], &rows)
 }
 
@@ -46,11 +49,6 @@ pub fn list(output: Output) -> Result<Exit, Failure> {
 
 /// Writes each script as `v1/NAME.lua`, and a manifest.
 pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
-    let write = |path: &Path, text: &str| {
-        fs::write(path, text).map_err(|error| {
-            Failure::warning(format!("{} was not written: {error:#}", path.display()))
-        })
-    };
     let scripts = folder.join("v1");
     fs::create_dir_all(&scripts).map_err(|error| {
         Failure::warning(format!("{} was not created: {error:#}", scripts.display()))
@@ -68,24 +66,31 @@ pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
     })
 }
 
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(path, text)
+        .map_err(|error| Failure::warning(format!("{} was not written: {error:#}", path.display())))
+}
+
 /// Loads the scripts into the Redis of each pair.
 pub async fn load(context: &Context) -> Result<Exit, Failure> {
     let mut loaded = Vec::new();
     for pair in &context.config.pairs {
         let connected = connect(pair).await?;
-        let done = in_time(load_into(&connected)).await.map_err(|why| {
-            let advice =
-                "SCRIPT LOAD needs every primary of a cluster, and the ACL rule +script|load";
-            Failure::critical(format!("loading failed: {why}. {advice}"))
-        });
-        done.map_err(Failure::of_pair(&pair.name))?;
+        in_time(load_into(&connected))
+            .await
+            .map_err(|why| {
+                let advice =
+                    "SCRIPT LOAD needs every primary of a cluster, and the ACL rule +script|load";
+                Failure::critical(format!("loading failed: {why}. {advice}"))
+            })
+            .map_err(Failure::of_pair(&pair.name))?;
         loaded.push(&pair.name);
     }
     context
         .output
         .print(&json!({ "pairs": loaded, "scripts": entries() }), |_| {
-            let heads = loaded.iter().map(|pair| format!("pair {pair}: loaded"));
-            heads.chain(entry_table(&entries())).collect()
+            let pairs = loaded.iter().map(|pair| format!("pair {pair}: loaded"));
+            pairs.chain(entry_table(&entries())).collect()
         })
 }
 
@@ -94,12 +99,12 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
 async fn load_into(counterfoil: &Counterfoil) -> Result<(), String> {
     for script in Script::all() {
         let mut redis = counterfoil.redis().clone();
-        let loaded = cmd("SCRIPT")
+        let sha1 = cmd("SCRIPT")
             .arg("LOAD")
             .arg(script.source)
             .query_async::<String>(&mut redis)
-            .await;
-        let sha1 = loaded.map_err(|error| format!("{}: {error:#}", script.name))?;
+            .await
+            .map_err(|error| format!("{}: {error:#}", script.name))?;
         if sha1 != script.sha1 {
             return Err(format!("{}: Redis returned the SHA-1 {sha1}", script.name));
         }

@@ -3,21 +3,19 @@
 use std::cmp::Reverse;
 
 use counterfoil::admin::{Finding, Severity, table_name};
-use counterfoil::redis::{RedisResult, cmd};
-use counterfoil::sqlx::{self, AssertSqlSafe, Error};
-use counterfoil::store::Registered;
-use counterfoil::{Connection, Counterfoil, Family, MysqlStore};
+use counterfoil::sqlx::{self, AssertSqlSafe, ConnectOptions, Error};
+use counterfoil::store::Registration;
+use counterfoil::{Counterfoil, Family, MysqlStore};
 use futures_util::future::{join, join3};
 use serde_json::json;
 
 use super::{CONNECT_ADVICE, Context};
-use crate::config::{PairConfig, mysql_transport};
+use crate::config::{FamilyConfig, PairConfig, mysql_transport};
 use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::limits::{CHECK_ADVICE, CHECK_TIMEOUT, in_time, with_timeout};
 use crate::output::Output;
 use crate::pair;
-use crate::search;
 
 /// Prints the SQL of counterfoil's own tables.
 pub fn print_schema(output: Output) -> Result<Exit, Failure> {
@@ -30,8 +28,10 @@ pub fn print_schema(output: Output) -> Result<Exit, Failure> {
 pub async fn init(context: &Context) -> Result<Exit, Failure> {
     let mut done = Vec::new();
     for pair in &context.config.pairs {
-        let created = pair::store(pair)?.create_tables().await;
-        created.map_err(|error| not_created(&pair.name, error))?;
+        pair::store(pair)?
+            .create_tables()
+            .await
+            .map_err(|error| not_created(&pair.name, error))?;
         done.push(&pair.name);
     }
     context.output.print(&json!({ "pairs": done }), |_| {
@@ -41,7 +41,8 @@ pub async fn init(context: &Context) -> Result<Exit, Failure> {
     })
 }
 
-/// Returns the failure of `init`, which often runs as the daemon's user.
+/// Returns the failure of `init`, with advice if the user lacks the privilege to create tables:
+/// `init` is often run as the daemon's user.
 fn not_created(pair: &str, error: counterfoil::Error) -> Failure {
     let text = format!("pair {pair}: {error:#}");
     let denials = ["command denied", "' to database '"];
@@ -59,8 +60,9 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
     let mut worst = Exit::Ok;
     for pair in &context.config.pairs {
         let name = &pair.name;
-        let (findings, mysql) = join(findings(pair), mysql_tls(pair)).await;
-        let (findings, redis) = (findings?, pair.redis.transport().to_string());
+        let (checked, redis, mysql) =
+            join3(check_pair(pair), redis_tls(pair), mysql_tls(pair)).await;
+        let findings = checked?;
         if findings.is_empty() {
             lines.push(format!("pair {name}: no findings"));
         }
@@ -72,11 +74,11 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
             });
             lines.push(format!("pair {name}: {finding}"));
         }
-        let mysql_line = mysql
-            .iter()
-            .map(|mysql| format!("pair {name}: mysql: {mysql}"));
-        lines.push(format!("pair {name}: redis: {redis}"));
-        lines.extend(mysql_line);
+        for (server, transport) in [("redis", &redis), ("mysql", &mysql)] {
+            if let Some(tls) = transport {
+                lines.push(format!("pair {name}: {server}: {tls}"));
+            }
+        }
         let tls = json!({"redis": redis, "mysql": mysql});
         json.push(json!({"pair": name, "tls": tls, "findings": findings}));
     }
@@ -84,11 +86,17 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
     Ok(worst)
 }
 
+/// Returns how a new connection to Redis is protected, `None` if there is none.
+async fn redis_tls(pair: &PairConfig) -> Option<String> {
+    in_time(pair::connect(pair)).await.ok()?;
+    Some(pair.redis.transport().to_string())
+}
+
 /// Returns how a new connection to MySQL is protected, `None` if there is none.
 async fn mysql_tls(pair: &PairConfig) -> Option<String> {
-    let pool = pair::probe(pair);
-    let version = sqlx::query_as("SHOW SESSION STATUS LIKE 'Ssl_version'").fetch_one(&pool);
-    let (_, version): (String, String) = in_time(version).await.ok()?;
+    let mut connection = in_time(pair.mysql.connect()).await.ok()?;
+    let status = sqlx::query_as("SHOW SESSION STATUS LIKE 'Ssl_version'");
+    let (_, version): (String, String) = in_time(status.fetch_one(&mut connection)).await.ok()?;
     let transport = mysql_transport(&pair.mysql, !version.is_empty());
     Some(format!("{transport} ({version})").replace(" ()", ""))
 }
@@ -97,33 +105,33 @@ fn error(subject: impl Into<String>, message: String, advice: &str) -> Finding {
     Finding::new(Severity::Error, subject, message, advice)
 }
 
-/// Returns the findings about a pair, the worst first.
-pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
+/// Checks both servers of a pair. Returns the findings, the worst first.
+pub async fn check_pair(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
     let store = pair::store(pair)?;
-    let (connected, registered) = join(
+    let (connected, read) = join(
         in_time(pair::connect(pair)),
-        in_time(families::registered(&store)),
+        in_time(families::read_registered(&store)),
     )
     .await;
-    let (registered, unknown) = registered.unwrap_or_default();
-    // families that were never opened are checked as configured
-    let mut new = Vec::new();
-    let unknown = unknown.into_values().map(|why| {
+    let (registered, unknown) = read.unwrap_or_default();
+    let mut findings = Vec::new();
+    for why in unknown.into_values() {
         let advice = "Use the version that registered it, or a newer one";
-        Finding::new(Severity::Warning, "mysql families", why, advice)
-    });
-    let mut findings: Vec<_> = unknown.collect();
+        findings.push(Finding::new(
+            Severity::Warning,
+            "mysql families",
+            why,
+            advice,
+        ));
+    }
+    // families that were never opened are checked as they are configured
+    let mut new = Vec::new();
     for configured in &pair.families {
-        let is_it = |family: &&Family| {
-            let applies = pair.family(&family.to_string());
-            applies.is_some_and(|applies| std::ptr::eq(applies, configured))
-        };
-        let families = registered.iter().map(|registered| &registered.family);
-        let mut families = families.filter(is_it).peekable();
-        if families.peek().is_none() {
+        let described = described_by(configured, pair, &registered);
+        if described.is_empty() {
             new.push(configured.sample()?);
         }
-        for family in families {
+        for family in described {
             let advice = "Configure what the database has. `counterfoil reconfigure` changes \
                           partitions, durability and bounds; anything else needs a family with \
                           another name";
@@ -132,18 +140,16 @@ pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
             }
         }
     }
-    let redis = async {
-        match &connected {
-            Ok(counterfoil) => check_servers(counterfoil, registered, &new).await,
-            Err(why) => {
-                let message = format!("unavailable: {why}");
-                Ok(vec![error("redis", message, CONNECT_ADVICE)])
-            }
-        }
-    };
-    let sources = unreadable_sources(pair);
-    let checks = async { Ok::<_, String>(join3(sources, redis, store.check(&new)).await) };
-    match with_timeout(CHECK_TIMEOUT, checks).await {
+    let checks = join3(
+        unreadable_sources(pair),
+        check_servers(&connected, registered, &new),
+        store.check(&new),
+    );
+    match with_timeout(CHECK_TIMEOUT, async {
+        Ok::<_, counterfoil::Error>(checks.await)
+    })
+    .await
+    {
         Ok((of_sources, of_redis, of_new)) => {
             findings.extend(of_sources);
             findings.extend(of_redis?);
@@ -153,50 +159,54 @@ pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
                 }
             }
         }
-        Err(why) => findings.push(error("check", why, CHECK_ADVICE)),
+        Err(why) => findings.push(error("check", why.text, CHECK_ADVICE)),
     }
     findings.sort_by_key(|finding| Reverse(finding.severity));
     Ok(findings)
 }
 
+/// Returns the registered families to which this configuration applies, and no other of the pair.
+fn described_by<'r>(
+    configured: &FamilyConfig,
+    pair: &PairConfig,
+    registered: &'r [Registration],
+) -> Vec<&'r Family> {
+    registered
+        .iter()
+        .map(|registered| &registered.family)
+        .filter(|family| {
+            let applies = pair.family(&family.to_string());
+            applies.is_some_and(|applies| std::ptr::eq(applies, configured))
+        })
+        .collect()
+}
+
+/// Checks both servers over a connection to Redis, or reports that there is none.
 async fn check_servers(
-    counterfoil: &Counterfoil,
-    registered: Vec<Registered>,
+    connected: &Result<Counterfoil, String>,
+    registered: Vec<Registration>,
     new: &[Family],
 ) -> Result<Vec<Finding>, Failure> {
+    let counterfoil = match connected {
+        Ok(counterfoil) => counterfoil,
+        Err(why) => {
+            let message = format!("unavailable: {why}");
+            return Ok(vec![error("redis", message, CONNECT_ADVICE)]);
+        }
+    };
     for registered in registered {
         counterfoil.open_registered(registered)?;
     }
-    let mut findings = counterfoil.check_with(new).await;
-    if let Err(why) = try_scan(counterfoil.redis()).await {
-        let message = format!("searching Redis for families failed: {why}");
-        let advice = "`counterfoil drain`, and `counterfoil status` while MySQL is unavailable, \
-                      need +scan";
-        findings.push(Finding::new(
-            Severity::Warning,
-            "redis acl",
-            message,
-            advice,
-        ));
-    }
-    Ok(findings)
-}
-
-/// Scans one page of one node, to check the permission.
-async fn try_scan(redis: &Connection) -> RedisResult<()> {
-    let nodes = search::nodes(redis).await?;
-    let Some(node) = nodes.first() else {
-        return Ok(());
-    };
-    let mut command = cmd("SCAN");
-    command.arg(0).arg("COUNT").arg(1);
-    search::ask(redis, node, command).await.map(drop)
+    Ok(counterfoil.check_with(new).await)
 }
 
 /// Checks that the configured recounts can read their tables.
 async fn unreadable_sources(pair: &PairConfig) -> Vec<Finding> {
-    let pool = pair::probe(pair);
     let mut findings = Vec::new();
+    // an unreachable MySQL is another finding
+    let Ok(mut connection) = pair.mysql.connect().await else {
+        return findings;
+    };
     for family in &pair.families {
         let Some(recount) = family.recount.as_ref().map(|recount| &recount.settings) else {
             continue;
@@ -212,7 +222,9 @@ async fn unreadable_sources(pair: &PairConfig) -> Vec<Finding> {
         let filter = recount.filter.as_deref().unwrap_or("TRUE");
         let (columns, name) = (columns.join(", "), table_name(table));
         let select = format!("SELECT {columns} FROM {name} WHERE ({filter}) LIMIT 0");
-        let read = sqlx::raw_sql(AssertSqlSafe(select)).execute(&pool).await;
+        let read = sqlx::raw_sql(AssertSqlSafe(select))
+            .execute(&mut connection)
+            .await;
         match read {
             Ok(_) => {}
             Err(Error::Database(why)) => findings.push(error(

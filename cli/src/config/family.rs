@@ -97,7 +97,7 @@ impl TryFrom<RecountSettings> for Recount {
     }
 }
 
-/// The text that replaces the `*` of a pattern for a check.
+/// The text that replaces the `*` of a pattern in a sample namespace.
 const SAMPLE: &str = "x";
 
 impl FamilyConfig {
@@ -113,12 +113,10 @@ impl FamilyConfig {
     /// Returns whether it describes the family of this namespace and name.
     pub fn describes(&self, namespace: &str, family: &str) -> bool {
         let fits = match self.namespace.split_once('*') {
-            Some((before, after)) => {
-                let rest = namespace
-                    .strip_prefix(before)
-                    .and_then(|rest| rest.strip_suffix(after));
-                rest.is_some_and(|rest| !rest.is_empty())
-            }
+            Some((before, after)) => namespace
+                .strip_prefix(before)
+                .and_then(|rest| rest.strip_suffix(after))
+                .is_some_and(|rest| !rest.is_empty()),
             None => self.namespace == namespace,
         };
         fits && self.family == family
@@ -147,23 +145,24 @@ impl FamilyConfig {
         }
     }
 
-    /// Returns the family in one matching namespace, to use what all families of a pattern share.
+    /// Returns the family in a sample namespace that matches, for a use of what all families of a
+    /// pattern share.
     pub fn sample(&self) -> Result<Family, Error> {
         self.in_namespace(&self.namespace.replace('*', SAMPLE))
     }
 
-    /// Returns the same with a table whose rows need not exist, for servers without tables.
+    /// Returns this configuration with missing rows inserted, for a store without the application's
+    /// tables, where no row exists.
     pub fn with_any_rows(&self) -> Result<Self, Error> {
         let invalid = |error: serde_json::Error| {
             Error::new(ErrorKind::InvalidInput, format!("{}: {error}", self.name()))
         };
-        let mut settings = serde_json::to_value(&self.settings).map_err(invalid)?;
-        if let Some(table) = settings.get_mut("table").filter(|table| table.is_object()) {
+        let mut json = serde_json::to_value(&self.settings).map_err(invalid)?;
+        if let Some(table) = json.get_mut("table").filter(|table| table.is_object()) {
             table["write"] = "upsert".into();
         }
-        let settings = serde_json::from_value(settings).map_err(invalid)?;
         Ok(FamilyConfig {
-            settings,
+            settings: serde_json::from_value(json).map_err(invalid)?,
             ..self.clone()
         })
     }
@@ -176,14 +175,14 @@ impl FamilyConfig {
     pub(super) fn read(entry: Spanned<DeValue<'_>>, pairs: &mut [PairConfig]) -> Result<(), Wrong> {
         let at = entry.span();
         let header = Header::deserialize(ValueDeserializer::from(entry.clone()))?;
-        let mut settings = entry.into_inner();
-        if let DeValue::Table(table) = &mut settings {
+        let mut rest = entry.into_inner();
+        if let DeValue::Table(table) = &mut rest {
             for name in ["name", "pair", "recount"] {
                 table.remove(name);
             }
         }
-        let settings = ValueDeserializer::from(Spanned::new(at.clone(), settings));
-        let settings = FamilySettings::deserialize(settings)?;
+        let deserializer = ValueDeserializer::from(Spanned::new(at.clone(), rest));
+        let settings = FamilySettings::deserialize(deserializer)?;
         let name = header.name.clone();
         FamilyConfig::add(header, settings, pairs).map_err(|what| Wrong {
             message: format!("family {name:?}: {what}"),
@@ -194,7 +193,7 @@ impl FamilyConfig {
     fn add(
         Header {
             name,
-            pair,
+            pair: pair_name,
             recount,
         }: Header,
         settings: FamilySettings,
@@ -204,7 +203,7 @@ impl FamilyConfig {
             .split_once('/')
             .filter(|(namespace, _)| namespace.matches('*').count() < 2)
             .ok_or("expected NAMESPACE/FAMILY, or one * in the namespace for many")?;
-        let pair = match (pair, pairs) {
+        let pair = match (pair_name, pairs) {
             (None, [only]) => only,
             (None, _) => return Err("pair = \"NAME\" is missing, and there are several".to_owned()),
             (Some(named), pairs) => {
@@ -223,11 +222,12 @@ impl FamilyConfig {
             if !["buffered", "cached"].contains(&sample.kind()) {
                 return Err("only buffered and cached counters are recounted".to_owned());
             }
-            let checked = source.check(&sample);
-            checked.map_err(|error| format!("recount: {error:#}"))?;
+            source
+                .check(&sample)
+                .map_err(|error| format!("recount: {error:#}"))?;
         }
-        let is_it = |other: &FamilyConfig| other.name() == config.name();
-        if pair.families.iter().any(is_it) {
+        let name = config.name();
+        if pair.families.iter().any(|other| other.name() == name) {
             return Err(format!("is described twice for pair {:?}", pair.name));
         }
         pair.families.push(config);

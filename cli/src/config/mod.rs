@@ -1,7 +1,8 @@
 //! `counterfoil.toml`: its settings, all checked before anything is done.
 //!
-//! A type of its own checks each value, so that the error has the line of the value. Errors about
-//! several values, or a name, have the line of their pair or family.
+//! Each value has a type that checks it while the file is parsed, so that an error names the line
+//! of the value. An error about several values, or about a name, names the line of its pair or
+//! family.
 
 mod family;
 mod mysql;
@@ -26,7 +27,8 @@ pub use self::mysql::transport as mysql_transport;
 use self::pair::PairEntry;
 pub use self::pair::{PairConfig, Serve};
 pub use self::redis::is_tls;
-use self::secret::{Hidden, Secrets};
+pub use self::secret::forbid_core_dumps;
+use self::secret::{SecretText, Secrets};
 
 /// The advice for a file that cannot be read.
 const ADVICE: &str =
@@ -59,13 +61,15 @@ pub struct HttpConfig {
     pub token: Option<String>,
     /// The names by which clients reach the daemon, in lower case.
     pub hosts: Vec<String>,
+    /// The proxies whose X-Forwarded-For counts.
+    pub proxies: Vec<IpAddr>,
     /// Allows other machines without a token.
     allow_anonymous: bool,
 }
 
 impl HttpConfig {
     /// Refuses to serve other machines by this address without a token. Only the daemon calls this:
-    /// other commands may not see the credential that has the token.
+    /// other commands may lack access to the credential that has the token.
     pub fn check(&self, listen: SocketAddr) -> Result<(), String> {
         if self.token.is_some() || self.allow_anonymous || listen.ip().is_loopback() {
             return Ok(());
@@ -81,10 +85,12 @@ impl HttpConfig {
 struct File {
     #[serde(default)]
     listen: Listen,
-    token: Option<Hidden>,
+    token: Option<SecretText>,
     token_file: Option<PathBuf>,
     #[serde(default)]
     hosts: Vec<Host>,
+    #[serde(default)]
+    proxies: Vec<IpAddr>,
     #[serde(default)]
     allow_anonymous: bool,
     shutdown: Option<Time>,
@@ -152,20 +158,20 @@ impl TryFrom<String> for Time {
     }
 }
 
-/// The longest time, which a clock can add to the present time.
+/// The longest time that is used. A clock can still add it to the present time without an overflow.
 const LONGEST: Duration = Duration::from_hours(24 * 36_500);
 
 /// Parses a time, also from the command line. Longer ones count as the longest.
 pub fn time(text: &str) -> Result<Duration, String> {
     let time = match text.strip_suffix('d').map(str::parse::<u32>) {
         Some(Ok(days)) => Some(Duration::from_hours(24 * u64::from(days))),
-        _ => {
-            let time = text.parse::<SignedDuration>().ok();
-            time.and_then(|time| Duration::try_from(time).ok())
-        }
+        _ => text
+            .parse::<SignedDuration>()
+            .ok()
+            .and_then(|signed| Duration::try_from(signed).ok()),
     };
-    let time = time.map(|time| time.min(LONGEST));
-    time.ok_or_else(|| format!("{text:?} is no time such as \"2.5s\", \"10m\", \"6h\" or \"90d\""))
+    time.map(|time| time.min(LONGEST))
+        .ok_or_else(|| format!("{text:?} is no time such as \"2.5s\", \"10m\", \"6h\" or \"90d\""))
 }
 
 /// An error, and the part of the text that it is about.
@@ -220,16 +226,20 @@ impl Config {
             listen,
             token,
             hosts: file.hosts.into_iter().map(|Host(host)| host).collect(),
+            proxies: file.proxies,
             allow_anonymous: file.allow_anonymous,
         });
         let mut pairs = Vec::new();
         for (name, entry) in file.pair {
             let at = entry.span();
-            let pair = entry.into_inner().check(&name, secrets);
-            pairs.push(pair.map_err(|what| Wrong {
-                message: format!("pair {name:?}: {what}"),
-                at,
-            })?);
+            let pair = entry
+                .into_inner()
+                .check(&name, secrets)
+                .map_err(|what| Wrong {
+                    message: format!("pair {name:?}: {what}"),
+                    at,
+                })?;
+            pairs.push(pair);
         }
         if pairs.is_empty() {
             let none = "there is no [pair.NAME]: which Redis and MySQL?";

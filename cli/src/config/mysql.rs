@@ -3,11 +3,12 @@
 use std::path::PathBuf;
 
 use counterfoil::IntoMysqlOptions;
+use counterfoil::admin::is_loopback;
 use counterfoil::sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use url::Url;
 
 use super::secret::Secrets;
-use super::tls::{NO_TLS, TlsRule, Transport, is_loopback};
+use super::tls::{NO_TLS, TlsRule, Transport};
 
 /// Parses the URL of the database of a pair, whose credentials begin with `prefix`. No error
 /// contains the URL, which may have a password.
@@ -17,31 +18,20 @@ pub fn options(
     secrets: &Secrets<'_>,
     prefix: &str,
 ) -> Result<MySqlConnectOptions, String> {
-    let options = text.into_mysql_options();
-    let mut options = options.map_err(|error| format!("mysql: {error:#}"))?;
+    let mut options = text
+        .into_mysql_options()
+        .map_err(|error| format!("mysql: {error:#}"))?;
     if options.get_database().is_none() {
         return Err("mysql names no database: expected mysql://USER@HOST/DATABASE".to_owned());
     }
     let url = Url::parse(text).map_err(|error| format!("mysql: {error}"))?;
-    let file = |name: &str| {
-        let written = parameter(&url, name).map(PathBuf::from);
-        let credential = format!("{prefix}_{}", name.replace("ssl-", "mysql_"));
-        let Some(file) = secrets.file(&credential, written) else {
-            return Ok(None);
-        };
-        match file.metadata() {
-            Ok(found) if found.is_file() => Ok(Some(file)),
-            Ok(_) => Err(format!("mysql: {name}: {} is not a file", file.display())),
-            Err(error) => Err(format!("mysql: {name}: {}: {error:#}", file.display())),
-        }
-    };
-    if let Some(cert) = file("ssl-cert")? {
+    if let Some(cert) = find_file(&url, "ssl-cert", secrets, prefix)? {
         options = options.ssl_client_cert(cert);
     }
-    if let Some(key) = file("ssl-key")? {
+    if let Some(key) = find_file(&url, "ssl-key", secrets, prefix)? {
         options = options.ssl_client_key(key);
     }
-    let authority = file("ssl-ca")?;
+    let authority = find_file(&url, "ssl-ca", secrets, prefix)?;
     let has_authority = authority.is_some();
     if let Some(authority) = authority {
         options = options.ssl_ca(authority);
@@ -51,7 +41,7 @@ pub fn options(
         options = match (has_authority, needs_tls) {
             (true, _) => options.ssl_mode(MySqlSslMode::VerifyIdentity),
             (false, true) => options.ssl_mode(MySqlSslMode::Required),
-            (false, false) => options,
+            (false, false) => options.ssl_mode(MySqlSslMode::Preferred),
         };
     }
     match options.get_ssl_mode() {
@@ -63,6 +53,25 @@ pub fn options(
             "mysql is on another machine: expected ssl-mode=REQUIRED, VERIFY_CA or VERIFY_IDENTITY, {NO_TLS}"
         )),
         _ => Ok(options),
+    }
+}
+
+/// Returns the file of a parameter, such as `ssl-ca`: as written in the URL, or a credential.
+fn find_file(
+    url: &Url,
+    name: &str,
+    secrets: &Secrets<'_>,
+    prefix: &str,
+) -> Result<Option<PathBuf>, String> {
+    let written = parameter(url, name).map(PathBuf::from);
+    let credential = format!("{prefix}_{}", name.replace("ssl-", "mysql_"));
+    let Some(file) = secrets.file(&credential, written) else {
+        return Ok(None);
+    };
+    match file.metadata() {
+        Ok(found) if found.is_file() => Ok(Some(file)),
+        Ok(_) => Err(format!("mysql: {name}: {} is not a file", file.display())),
+        Err(error) => Err(format!("mysql: {name}: {}: {error:#}", file.display())),
     }
 }
 

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::mysql;
 use super::redis::{RedisPlace, RedisUrls};
-use super::secret::{Hidden, Secrets};
+use super::secret::{SecretText, Secrets};
 use super::tls::{NO_TLS, TlsRule, Transport};
 use super::{FamilyConfig, Time};
 
@@ -23,10 +23,11 @@ const KEEP_HISTORY: Duration = Duration::from_hours(90 * 24);
 pub struct PairConfig {
     pub name: String,
     pub redis: RedisPlace,
-    /// An authority replaces those of the system.
+    /// The certificates for Redis. An authority among them replaces those of the system.
     pub certificates: Option<TlsCertificates>,
     pub mysql: MySqlConnectOptions,
-    /// All settings by which it connects, secrets included.
+    /// All settings by which it connects, secrets included. If a reload changes this text, the
+    /// daemon connects again.
     pub connects_by: String,
     /// The maximum number of connections to MySQL.
     pub connections: u32,
@@ -82,8 +83,9 @@ impl TryFrom<ServeEntry> for Serve {
             )),
             ServeEntry::Namespaces(namespaces) => {
                 for namespace in &namespaces {
-                    let any = Family::buffered(namespace, "any").build();
-                    any.map_err(|error| format!("serve: {error:#}"))?;
+                    Family::buffered(namespace, "any")
+                        .build()
+                        .map_err(|error| format!("serve: {error:#}"))?;
                 }
                 Ok(Serve::Namespaces(namespaces))
             }
@@ -101,13 +103,13 @@ pub struct PairEntry {
     sentinel: RedisUrls,
     #[serde(default)]
     cluster: RedisUrls,
-    redis_password: Option<Hidden>,
+    redis_password: Option<SecretText>,
     redis_password_file: Option<PathBuf>,
     redis_ca: Option<PathBuf>,
     redis_cert: Option<PathBuf>,
     redis_key: Option<PathBuf>,
-    mysql: Hidden,
-    mysql_password: Option<Hidden>,
+    mysql: SecretText,
+    mysql_password: Option<SecretText>,
     mysql_password_file: Option<PathBuf>,
     #[serde(default)]
     tls: TlsRule,
@@ -128,16 +130,19 @@ impl PairConfig {
     /// Returns the configuration of NAMESPACE/FAMILY: that of its name, or the most specific pattern.
     pub fn family(&self, name: &str) -> Option<&FamilyConfig> {
         let (namespace, family) = name.split_once('/')?;
-        let families = self.families.iter();
-        families
+        self.families
+            .iter()
             .filter(|configured| configured.describes(namespace, family))
             .max_by_key(|configured| configured.precedence())
     }
 
     /// Returns the names of the families, except patterns.
     pub fn family_names(&self) -> BTreeSet<String> {
-        let single = self.families.iter().filter(|family| !family.is_pattern());
-        single.map(FamilyConfig::name).collect()
+        self.families
+            .iter()
+            .filter(|family| !family.is_pattern())
+            .map(FamilyConfig::name)
+            .collect()
     }
 
     pub fn has_patterns(&self) -> bool {
@@ -189,22 +194,20 @@ impl PairEntry {
         }
         let secret =
             |which, written, file| secrets.find(&format!("{prefix}_{which}"), written, file);
-        let password = secret(
+        if let Some(password) = secret(
             "redis_password",
             self.redis_password,
             self.redis_password_file,
-        )?;
-        if let Some(password) = password {
+        )? {
             redis.set_password(&password);
             connects_by += &password;
         }
         let mut mysql = mysql::options(&self.mysql.0, self.tls, secrets, &prefix)?;
-        let password = secret(
+        if let Some(password) = secret(
             "mysql_password",
             self.mysql_password,
             self.mysql_password_file,
-        )?;
-        if let Some(password) = password {
+        )? {
             mysql = mysql.password(&password);
         }
         connects_by += &format!("{mysql:?}");

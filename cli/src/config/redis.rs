@@ -1,10 +1,11 @@
 //! The address of Redis.
 
+use counterfoil::admin::is_loopback;
 use counterfoil::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 use serde::Deserialize;
 
-use super::secret::Hidden;
-use super::tls::{Transport, is_loopback};
+use super::secret::SecretText;
+use super::tls::Transport;
 
 /// One URL or a list of them. No error shows a URL, which may have a password.
 #[derive(Default, Deserialize)]
@@ -24,20 +25,30 @@ impl TryFrom<toml::Value> for RedisUrls {
             toml::Value::Array(urls) => urls,
             url => vec![url],
         };
-        let parse = |url: toml::Value| {
-            let Hidden(url) = Hidden::try_from(url)?;
-            let info = url.into_connection_info();
-            info.map_err(|error| format!("expected the URL of a Redis: {error:#}"))
-        };
         let infos = urls.into_iter().map(parse).collect::<Result<_, _>>()?;
         Ok(RedisUrls { text, infos })
     }
 }
 
+/// Parses a URL. The error does not show it.
+fn parse(url: toml::Value) -> Result<ConnectionInfo, String> {
+    let SecretText(text) = SecretText::try_from(url)?;
+    let info = text
+        .into_connection_info()
+        .map_err(|error| format!("expected the URL of a Redis: {error:#}"))?;
+    if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
+        return Err(
+            "#insecure is not supported: name the server's authority in redis_ca".to_owned(),
+        );
+    }
+    Ok(info)
+}
+
 /// The address of Redis, with the credentials.
 #[derive(Clone)]
 pub struct RedisPlace {
-    /// The server, some nodes of a cluster, or the primary with its name as the host.
+    /// The server, or some nodes of a cluster. With Sentinel, one URL whose host is the name of the
+    /// primary.
     pub servers: Vec<ConnectionInfo>,
     pub sentinels: Vec<ConnectionInfo>,
     pub is_cluster: bool,
@@ -45,8 +56,8 @@ pub struct RedisPlace {
 
 impl RedisPlace {
     /// Returns the place that the settings `redis`, `sentinel` and `cluster` name together.
-    pub fn new([redis, sentinel, cluster]: [RedisUrls; 3]) -> Result<Self, String> {
-        let [redis, sentinels, cluster] = [redis, sentinel, cluster].map(|urls| urls.infos);
+    pub fn new(settings: [RedisUrls; 3]) -> Result<Self, String> {
+        let [redis, sentinels, cluster] = settings.map(|urls| urls.infos);
         let (servers, is_cluster) = match (redis.len(), sentinels.len(), cluster.len()) {
             (1, _, 0) => (redis, false),
             (0, 0, 1..) => (cluster, true),
@@ -69,8 +80,9 @@ impl RedisPlace {
 
     /// Returns the number of the database.
     pub fn database(&self) -> i64 {
-        let server = self.servers.first();
-        server.map_or(0, |info| info.redis_settings().db())
+        self.servers
+            .first()
+            .map_or(0, |info| info.redis_settings().db())
     }
 
     /// Sets the password of the servers, not that of the sentinels.
@@ -81,11 +93,13 @@ impl RedisPlace {
         }
     }
 
-    /// Returns a user without a password. A connection would be that of the default user.
+    /// Returns a user for whom no password is set. Without one a connection does not log in, and
+    /// would be that of the default user.
     pub fn user_without_password(&self) -> Option<&str> {
-        let settings = self.all().map(ConnectionInfo::redis_settings);
-        let mut without = settings.filter(|settings| settings.password().is_none());
-        without.find_map(|settings| settings.username().filter(|user| *user != "default"))
+        self.all()
+            .map(ConnectionInfo::redis_settings)
+            .filter(|settings| settings.password().is_none())
+            .find_map(|settings| settings.username().filter(|user| *user != "default"))
     }
 
     pub fn has_tls(&self) -> bool {
@@ -94,17 +108,8 @@ impl RedisPlace {
 
     /// Returns the protection of the least protected connection.
     pub fn transport(&self) -> Transport {
-        let is_local = |info: &ConnectionInfo| match info.addr() {
-            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => is_loopback(host),
-            _ => true,
-        };
-        let transport = |info: &ConnectionInfo| match info.addr() {
-            ConnectionAddr::TcpTls { insecure: true, .. } => Transport::Unverified,
-            ConnectionAddr::TcpTls { .. } => Transport::Verified,
-            _ if is_local(info) => Transport::Local,
-            _ => Transport::Plain,
-        };
-        // its host is a name; the primary is taken to be where the sentinels are
+        // with Sentinel, the host in the URL is only the name of the primary. It is assumed to be
+        // on this machine if all sentinels are
         if !self.sentinels.is_empty() && !self.servers.iter().any(is_tls) {
             return if self.sentinels.iter().all(is_local) {
                 Transport::Local
@@ -113,6 +118,22 @@ impl RedisPlace {
             };
         }
         self.all().map(transport).min().unwrap_or(Transport::Plain)
+    }
+}
+
+/// Returns the protection of a connection to this address.
+fn transport(info: &ConnectionInfo) -> Transport {
+    match info.addr() {
+        ConnectionAddr::TcpTls { .. } => Transport::Verified,
+        _ if is_local(info) => Transport::Local,
+        _ => Transport::Plain,
+    }
+}
+
+fn is_local(info: &ConnectionInfo) -> bool {
+    match info.addr() {
+        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => is_loopback(host),
+        _ => true,
     }
 }
 

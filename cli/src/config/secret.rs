@@ -4,19 +4,37 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+#[cfg(target_os = "linux")]
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::Deserialize;
+
+/// Forbids core dumps, which would contain secrets. On Linux other processes of the same user cannot
+/// read this one's memory either.
+pub fn forbid_core_dumps() {
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let limited = setrlimit(Resource::Core, none);
+    #[cfg(target_os = "linux")]
+    let limited = limited.and(set_dumpable_behavior(DumpableBehavior::NotDumpable));
+    if let Err(error) = limited {
+        tracing::warn!(error = %format_args!("{error:#}"), "core dumps may contain secrets");
+    }
+}
 
 /// A secret as written in the file, or a URL that may contain one. No error shows it.
 #[derive(Deserialize)]
 #[serde(try_from = "toml::Value")]
-pub struct Hidden(pub String);
+pub struct SecretText(pub String);
 
-impl TryFrom<toml::Value> for Hidden {
+impl TryFrom<toml::Value> for SecretText {
     type Error = &'static str;
 
     fn try_from(value: toml::Value) -> Result<Self, Self::Error> {
         match value {
-            toml::Value::String(text) => Ok(Hidden(text)),
+            toml::Value::String(text) => Ok(SecretText(text)),
             _ => Err("expected a string in quotes"),
         }
     }
@@ -28,13 +46,12 @@ pub struct Secrets<'a>(pub &'a Path);
 impl Secrets<'_> {
     /// Returns the file of the setting `name`: as written, or systemd's credential of this name.
     pub fn file(&self, name: &str, written: Option<PathBuf>) -> Option<PathBuf> {
-        let credential = || {
-            let folder = env::var_os("CREDENTIALS_DIRECTORY")?;
-            let file = Path::new(&folder).join(name.to_lowercase());
-            file.exists().then_some(file)
-        };
-        let written = written.map(|file| self.0.join(file));
-        written.or_else(credential)
+        if let Some(file) = written {
+            return Some(self.0.join(file));
+        }
+        let folder = env::var_os("CREDENTIALS_DIRECTORY")?;
+        let credential = Path::new(&folder).join(name.to_lowercase());
+        credential.exists().then_some(credential)
     }
 
     /// Returns the text of the file of the setting `name`, without the final line break.
@@ -42,23 +59,23 @@ impl Secrets<'_> {
         let Some(file) = self.file(name, written) else {
             return Ok(None);
         };
-        let text = fs::read_to_string(&file);
-        let text =
-            text.map_err(|error| format!("{name}: {} was not read: {error:#}", file.display()))?;
+        let text = fs::read_to_string(&file)
+            .map_err(|error| format!("{name}: {} was not read: {error:#}", file.display()))?;
         Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
     }
 
-    /// Returns the secret `name`: `main_mysql_password` is also a credential, and
-    /// `$COUNTERFOIL_MAIN_MYSQL_PASSWORD`. The configuration takes precedence.
+    /// Returns the secret `name`, such as `main_mysql_password`. The first of these that exists has
+    /// it: the value written in the configuration, the file that the configuration names, the
+    /// systemd credential of this name, the variable `COUNTERFOIL_MAIN_MYSQL_PASSWORD`.
     pub fn find(
         &self,
         name: &str,
-        written: Option<Hidden>,
+        written: Option<SecretText>,
         file: Option<PathBuf>,
     ) -> Result<Option<String>, String> {
         match (written, file) {
             (Some(_), Some(_)) => Err(format!("{name} and {name}_file are both given")),
-            (Some(Hidden(written)), None) => Ok(Some(written)),
+            (Some(SecretText(written)), None) => Ok(Some(written)),
             (None, file) => {
                 let variable = format!("COUNTERFOIL_{}", name.to_uppercase());
                 Ok(self.read(name, file)?.or_else(|| env::var(variable).ok()))

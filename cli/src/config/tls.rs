@@ -1,7 +1,6 @@
 //! TLS between this machine and the servers: the rule, and the protection of a connection.
 
 use std::fmt;
-use std::net::IpAddr;
 
 use serde::Deserialize;
 
@@ -39,12 +38,3 @@ impl fmt::Display for Transport {
 
 /// The advice for a connection that would be readable on its way.
 pub const NO_TLS: &str = "or tls = \"off\" if you trust the network";
-
-/// Returns whether connections to the host stay on this machine.
-pub fn is_loopback(host: &str) -> bool {
-    let host = host.trim_matches(['[', ']']);
-    let ip = host.parse::<IpAddr>();
-    host == "localhost"
-        || host.ends_with(".localhost")
-        || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())
-}

@@ -5,23 +5,23 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 
 use counterfoil::admin::{Finding, Severity};
-use counterfoil::recount::{RecountBuilder, Recounted, Recounter};
+use counterfoil::recount::{RecountProgress, Recounter};
 use counterfoil::{AnyCounters, Counterfoil, Family, Result};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 
 use crate::config::{FamilyConfig, PairConfig};
-use crate::families::{self, registered};
+use crate::families;
 use crate::limits::{CHECK_TIMEOUT, with_timeout};
-use crate::view::Refused;
+use crate::reason::{LoggedReasons, Reason};
+use crate::view::RefusedFamily;
 
 /// The maximum number of families that are opened concurrently.
 const MAX_OPENING: usize = 16;
 /// The subject of the finding about announced families that cannot be taken from Redis.
 const TAKING: &str = "announced families";
-/// The maximum number of names that Redis holds, and the daemon takes at once.
-const MAX_WANTED: usize = 10_000;
-/// The maximum number of names that are remembered as logged. Further ones are not logged.
+/// The maximum number of announced families that are logged as not configured, each once. Further
+/// ones are not logged.
 const MAX_STRANGERS: usize = 1000;
 
 /// Families by NAMESPACE/FAMILY.
@@ -31,14 +31,15 @@ pub struct Families {
     counterfoil: Counterfoil,
     opened: BTreeSet<String>,
     /// Families that were not opened, each with the reason.
-    refused: BTreeMap<String, String>,
+    refused: BTreeMap<String, (String, LoggedReasons)>,
     recounters: HashMap<String, Recounter>,
-    /// Families that clients announced, and that are not configured.
+    /// Families that clients announced, that are not configured, and that were logged.
     strangers: BTreeSet<String>,
     /// The error of the last attempt to take announced families, if it failed.
-    taking_error: Option<String>,
-    /// That attempt and the recounts that fail, each with its error.
-    failing: BTreeMap<String, String>,
+    taking_error: Option<Reason>,
+    /// The steps that fail, by name: taking announced families, and recounts. Each has its last
+    /// error, and the kinds of errors that were logged.
+    failing: BTreeMap<String, (Reason, LoggedReasons)>,
 }
 
 impl Families {
@@ -55,9 +56,9 @@ impl Families {
         }
     }
 
-    /// Opens the configured families, also those of patterns in MySQL, and again all that are open:
-    /// their configuration may have changed. A family that is no longer configured stays open until
-    /// the daemon ends.
+    /// Opens the configured families, and those in MySQL that a configured pattern describes.
+    /// Families that are open are opened again, because their configuration may have changed. A
+    /// family that is no longer configured stays open until the daemon ends.
     pub async fn open_configured(&mut self) {
         self.stop().await;
         self.strangers.clear();
@@ -65,9 +66,14 @@ impl Families {
         self.refused.retain(|name, _| config.family(name).is_some());
         let mut names = config.family_names();
         names.extend(self.opened.iter().cloned());
-        // if MySQL does not reply, its families are opened once it does
-        let registered = with_timeout(CHECK_TIMEOUT, registered(self.counterfoil.store())).await;
-        let (known, _) = registered.unwrap_or_default();
+        // if MySQL does not reply now, the families that only it knows are opened by a later read
+        // of them
+        let read = with_timeout(
+            CHECK_TIMEOUT,
+            families::read_registered(self.counterfoil.store()),
+        )
+        .await;
+        let (known, _) = read.unwrap_or_default();
         names.extend(known.iter().map(|known| known.family.to_string()));
         self.open(names).await;
     }
@@ -89,16 +95,18 @@ impl Families {
     /// Takes the families that clients announced.
     pub fn take_wanted(&self) -> impl Future<Output = Result<Vec<String>>> + use<> {
         let counterfoil = self.counterfoil.clone();
-        async move { counterfoil.take_wanted(MAX_WANTED).await }
+        async move { counterfoil.take_wanted().await }
     }
 
-    /// Opens the families that clients announced, and logs each that is not configured, once. One
-    /// that is open is configured in Redis again.
-    pub async fn open_wanted(&mut self, wanted: Result<Vec<String>, String>) {
+    /// Opens the families that clients announced, and logs each that is not configured, once. A
+    /// family that is open is opened again, which configures it in Redis: its client has found that
+    /// Redis does not know it.
+    pub async fn open_wanted(&mut self, wanted: Result<Vec<String>, Reason>) {
         self.taking_error = wanted.as_ref().err().cloned();
-        let is_configured = |name: &String| self.config.family(name).is_some();
-        let wanted = wanted.unwrap_or_default().into_iter();
-        let (configured, strangers): (Vec<_>, Vec<_>) = wanted.partition(is_configured);
+        let (configured, strangers): (Vec<_>, Vec<_>) = wanted
+            .unwrap_or_default()
+            .into_iter()
+            .partition(|name| self.config.family(name).is_some());
         let mut new = Vec::new();
         for name in strangers {
             if self.strangers.len() < MAX_STRANGERS && self.strangers.insert(name.clone()) {
@@ -131,56 +139,78 @@ impl Families {
     }
 
     /// Returns the configured families that were not opened.
-    pub fn refused(&self) -> Vec<Refused> {
-        let refused = self.refused.iter().map(|(family, reason)| Refused {
-            family: family.clone(),
-            reason: reason.clone(),
-        });
-        refused.collect()
+    pub fn refused(&self) -> Vec<RefusedFamily> {
+        self.refused
+            .iter()
+            .map(|(family, (reason, _))| RefusedFamily {
+                family: family.clone(),
+                reason: reason.clone(),
+            })
+            .collect()
     }
 
     /// Returns whether the configuration has a recount of NAMESPACE/FAMILY.
     pub fn recounts(&self, family: &str) -> bool {
-        let configured = self.config.family(family);
-        configured.is_some_and(|configured| configured.recount.is_some())
+        self.config
+            .family(family)
+            .is_some_and(|configured| configured.recount.is_some())
     }
 
     /// Returns the progress of the family's current or last recount.
-    pub fn recount(&self, family: &str) -> Option<Recounted> {
+    pub fn recount(&self, family: &str) -> Option<RecountProgress> {
         self.recounters.get(family).map(Recounter::progress)
     }
 
-    /// Notes whether taking families and the recounts fail, and logs each new reason. Returns true if
-    /// others fail than before. Servers that are unavailable are reported as such.
+    /// Notes which recounts fail, and whether taking announced families fails, and logs each new
+    /// reason. Retryable errors of recounts are left out: they come from servers that are
+    /// unavailable, which are reported as such. Returns true if other steps fail than before, or
+    /// one for a new reason.
     pub fn supervise(&mut self) -> bool {
-        let recounts = self.recounters.iter().filter_map(|(name, recounter)| {
-            let error = recounter.error().filter(|error| !error.is_retryable())?;
-            Some((format!("recount of {name}"), format!("{error:#}")))
-        });
-        let taking = self.taking_error.iter();
-        let taking = taking.map(|error| (TAKING.to_owned(), error.clone()));
-        let failing: BTreeMap<_, _> = recounts.chain(taking).collect();
-        let before = mem::replace(&mut self.failing, failing);
-        for (step, error) in &self.failing {
-            if before.get(step) != Some(error) {
-                tracing::error!(pair = self.config.name, step, error, "fails, will retry");
+        let mut failing = Vec::new();
+        for (name, recounter) in &self.recounters {
+            if let Some(error) = recounter.error().filter(|error| !error.is_retryable()) {
+                failing.push((format!("recount of {name}"), Reason::from(error)));
             }
         }
-        before != self.failing
+        if let Some(error) = &self.taking_error {
+            failing.push((TAKING.to_owned(), error.clone()));
+        }
+        let mut before = mem::take(&mut self.failing);
+        let number = before.len();
+        let mut is_changed = false;
+        for (step, error) in failing {
+            let (_, mut logged) = before.remove(&step).unwrap_or_else(|| {
+                is_changed = true;
+                (error.clone(), LoggedReasons::default())
+            });
+            if logged.note(&error) {
+                is_changed = true;
+                let text = &error.text;
+                tracing::error!(
+                    pair = self.config.name,
+                    step,
+                    error = text,
+                    "fails, will retry"
+                );
+            }
+            self.failing.insert(step, (error, logged));
+        }
+        is_changed || number != self.failing.len()
     }
 
     /// Returns a finding for taking families and for each recount that fails.
     pub fn findings(&self) -> Vec<Finding> {
-        let finding = |(step, error): (&String, &String)| {
+        let mut findings = Vec::new();
+        for (step, (error, _)) in &self.failing {
             let advice = if step == TAKING {
                 "New tenants are refused meanwhile. The daemon needs ~cf1:wanted and +spop, and the \
                  key cf1:wanted must be a set"
             } else {
                 "Correct its source in the configuration, or grant SELECT on it"
             };
-            Finding::new(Severity::Error, step, error, advice)
-        };
-        self.failing.iter().map(finding).collect()
+            findings.push(Finding::new(Severity::Error, step, &error.text, advice));
+        }
+        findings
     }
 
     /// Stops the recounts where they are. The next recounters resume them there.
@@ -195,13 +225,14 @@ impl Families {
 
     /// Opens families by name, as configured.
     async fn open(&mut self, names: impl IntoIterator<Item = String>) {
-        let (pair, counterfoil) = (&self.config, &self.counterfoil);
-        let with_config = |name: String| {
-            let config = pair.family(&name)?.clone();
-            Some((name, config))
-        };
-        let names: Vec<_> = names.into_iter().filter_map(with_config).collect();
-        let opened = stream::iter(names)
+        let (pair, counterfoil) = (&self.config.name, &self.counterfoil);
+        let mut configured = Vec::new();
+        for name in names {
+            if let Some(config) = self.config.family(&name) {
+                configured.push((name, config.clone()));
+            }
+        }
+        let attempts = stream::iter(configured)
             .map(async |(name, config)| {
                 let opened = families::open(counterfoil, &config, &name).await;
                 if let Err(error) = &opened
@@ -214,32 +245,33 @@ impl Families {
             .buffer_unordered(MAX_OPENING)
             .collect::<Vec<_>>()
             .await;
-        let pair = &pair.name;
-        for (name, config, opened) in opened {
+        for (name, config, opened) in attempts {
             match opened {
                 Ok(counters) => {
                     if self.refused.remove(&name).is_some() {
                         tracing::info!(pair, family = name, "family was opened");
                     }
-                    // one that was announced again is recounted already
-                    let is_recounted = self.recounters.contains_key(&name);
-                    let config = (!is_recounted).then_some(&config);
-                    match start_recount(counterfoil, &counters, config) {
-                        Ok(recounter) => {
-                            let recounter = recounter.map(|recounter| (name.clone(), recounter));
-                            self.recounters.extend(recounter);
-                        }
-                        Err(error) => {
-                            tracing::error!(pair, family = name, error = %format_args!("{error:#}"), "recount was not started");
+                    // a family that was announced again may be recounted already
+                    if !self.recounters.contains_key(&name) {
+                        match start_recount(counterfoil, &counters, &config) {
+                            Ok(Some(recounter)) => {
+                                self.recounters.insert(name.clone(), recounter);
+                            }
+                            Ok(None) => {}
+                            Err(error) => {
+                                tracing::error!(pair, family = name, error = %format_args!("{error:#}"), "recount was not started");
+                            }
                         }
                     }
                     self.opened.insert(name);
                 }
                 Err(error) => {
-                    let error = format!("{error:#}");
-                    if self.refused.get(&name) != Some(&error) {
-                        tracing::error!(pair, family = name, error, "family was not opened");
-                        self.refused.insert(name, error);
+                    let reason = Reason::from(error);
+                    let text = &reason.text;
+                    let (known, logged) = self.refused.entry(name.clone()).or_default();
+                    known.clone_from(text);
+                    if logged.note(&reason) {
+                        tracing::error!(pair, family = name, error = text, "family was not opened");
                     }
                 }
             }
@@ -251,13 +283,13 @@ impl Families {
 fn start_recount(
     counterfoil: &Counterfoil,
     counters: &AnyCounters,
-    config: Option<&FamilyConfig>,
+    config: &FamilyConfig,
 ) -> Result<Option<Recounter>> {
-    let Some(recount) = config.and_then(|config| config.recount.as_ref()) else {
+    let Some(recount) = &config.recount else {
         return Ok(None);
     };
     let every = recount.settings.every.0;
-    let builder = families::recount(counterfoil, counters, recount);
-    let start = |builder: RecountBuilder| builder.every(every..=every + every / 4).start();
-    builder.map(start).transpose()
+    families::recount(counterfoil, counters, recount)
+        .map(|builder| builder.every(every..=every + every / 4).start())
+        .transpose()
 }

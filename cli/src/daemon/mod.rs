@@ -26,7 +26,7 @@ use tracing_subscriber::EnvFilter;
 
 use self::worker::Worker;
 use crate::VERSION;
-use crate::config::{Config, HttpConfig, LogFormat, PairConfig};
+use crate::config::{Config, HttpConfig, LogFormat, PairConfig, forbid_core_dumps};
 use crate::exit::{Exit, Failure};
 use crate::http::{self, App};
 use crate::metrics;
@@ -44,6 +44,7 @@ const RESTART_PAUSE: Duration = Duration::from_secs(5);
 pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     let (stop_signal, hang_up) = (signals::stop()?, signal(SignalKind::hangup())?);
     start_log(config.log);
+    forbid_core_dumps();
     tracing::info!(version = VERSION, "starting");
     let prometheus = metrics::install()
         .map_err(|error| Failure::warning(format!("metrics are unavailable: {error:#}")))?;
@@ -54,7 +55,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
     let shutdown = config.shutdown;
     let stop = CancellationToken::new();
-    let (config, reloads) = watch::channel(Arc::new(config));
+    let (current, reloads) = watch::channel(Arc::new(config));
     let (mut tasks, mut pairs) = (JoinSet::new(), Vec::new());
     for pair in &reloads.borrow().pairs {
         let state = Arc::new(PairState::new(pair));
@@ -74,9 +75,9 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     }
     select! {
         () = stop_signal => {}
-        never = reload_on(hang_up, path, &config, address) => never,
+        never = reload_on(hang_up, path, &current, address) => never,
         () = systemd::watchdog() => {}
-        // workers and HTTP server run until `stop`
+        // workers and the HTTP server run until `stop`, so a task that ends before has panicked
         _ = tasks.join_next() => return Err(Failure::warning("a task of the daemon panicked".to_owned())),
     }
     systemd::notify(NotifyState::Stopping);
@@ -123,7 +124,7 @@ async fn run_pair(mut worker: Worker) {
                 }
             }
             () = stop.cancelled() => None,
-            config = changed(&worker.config, worker.reloads.clone()) => Some(config),
+            config = wait_for_change(&worker.config, worker.reloads.clone()) => Some(config),
         };
         worker.stop.cancel();
         let _ = run.await;
@@ -134,7 +135,10 @@ async fn run_pair(mut worker: Worker) {
 }
 
 /// Waits until a reload changes how the pair connects.
-async fn changed(current: &PairConfig, mut reloads: watch::Receiver<Arc<Config>>) -> PairConfig {
+async fn wait_for_change(
+    current: &PairConfig,
+    mut reloads: watch::Receiver<Arc<Config>>,
+) -> PairConfig {
     loop {
         let pair = reloads.borrow_and_update().pair(&current.name).cloned();
         match pair {
@@ -148,7 +152,8 @@ async fn changed(current: &PairConfig, mut reloads: watch::Receiver<Arc<Config>>
 /// Starts to log on standard error.
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
-    // a closed pipe must not end the daemon
+    // by default the subscriber reports a failed write by `eprintln!`, which panics if standard
+    // error is a closed pipe. That must not end the daemon
     let log = tracing_subscriber::fmt()
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
@@ -179,7 +184,7 @@ async fn reload_on<T>(
     loop {
         systemd::notify(NotifyState::Ready);
         hang_up.recv().await;
-        systemd::reloading();
+        systemd::notify_reloading();
         match reload(path, config, address) {
             Ok(families) => tracing::info!(
                 families,
@@ -190,8 +195,8 @@ async fn reload_on<T>(
     }
 }
 
-/// Replaces the configuration, and returns the number of configured families. The HTTP server still
-/// listens on its `address`.
+/// Replaces the configuration, and returns the number of configured families. The HTTP server keeps
+/// its `address`, also if the new configuration has another one.
 fn reload(
     path: &Path,
     config: &watch::Sender<Arc<Config>>,

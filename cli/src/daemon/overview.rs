@@ -1,20 +1,22 @@
-//! The overview of a pair in MySQL: rejects, recounts, and the differences that these found.
+//! The overview of a pair in MySQL: rejects, set-backs, recounts, and the differences that these
+//! found.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime};
 
 use counterfoil::admin::Reject;
-use counterfoil::store::Registered;
+use counterfoil::store::Registration;
 use counterfoil::{Counterfoil, MysqlStore, Result};
 
 use super::families::Families;
+use crate::rejects::{MAX_COUNTED, ReasonView, RejectView};
 use crate::state::PairState;
 use crate::status;
-use crate::view::{DriftView, RecountView, RejectView};
+use crate::view::{DriftView, RecountView, SetBackView};
 
 /// The maximum number of rejects, and of differences, to show.
-const MAX_SHOWN: u64 = 20;
+const MAX_SHOWN: usize = 20;
 /// The maximum number of rejects to log in a minute.
 const MAX_LOGGED: u32 = 10;
 const MINUTE: Duration = Duration::from_secs(60);
@@ -22,8 +24,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Repeated reads of the overview.
 #[derive(Default)]
 pub struct Overviews {
-    /// The time of the newest reject that was seen; `None` before the first read: older ones are only
-    /// on the page.
+    /// The time of the newest reject that was seen. It is `None` before the first read, which may
+    /// have rejects from before the start of the daemon: those are on the page, but not in the log.
     last_reject: Option<SystemTime>,
     /// The beginning of a minute, and the number of rejects that were logged in it.
     logged: Option<(Instant, u32)>,
@@ -32,7 +34,7 @@ pub struct Overviews {
 }
 
 impl Overviews {
-    /// Reads rejects, recounts and their differences, and publishes them.
+    /// Reads rejects, set-backs, recounts and their differences, and publishes them.
     pub async fn read(
         &mut self,
         counterfoil: &Counterfoil,
@@ -41,14 +43,14 @@ impl Overviews {
     ) -> Result<()> {
         let store = counterfoil.mysql()?;
         let overview = store.overview().await?;
-        let latest = store.latest_rejects(MAX_SHOWN).await?;
+        let latest = store.latest_rejects(MAX_COUNTED).await?;
+        let set_backs = store.set_backs().await?;
         self.log(&state.name, &latest);
         let mut recounts = Vec::new();
         for one in &overview {
             let Some(run) = &one.recount else { continue };
             let family = format!("{}/{}", one.namespace, one.family);
-            let own = families.recount(&family);
-            let own = own.filter(|own| own.run == run.run);
+            let own = families.recount(&family).filter(|own| own.run == run.run);
             recounts.push(RecountView {
                 run: run.run,
                 checked: own.map_or(run.checked, |own| own.checked),
@@ -60,10 +62,15 @@ impl Overviews {
                 family,
             });
         }
+        let mut rejects = RejectView::all(latest);
+        let reasons = ReasonView::all(&rejects);
+        rejects.truncate(MAX_SHOWN);
         state.overview.send_replace(overview);
-        let drift = self.drift(store, state, &recounts).await;
+        let drift = self.read_drift(store, state, &recounts).await;
         state.update(|view| {
-            view.rejects = RejectView::all(latest);
+            view.reasons = reasons;
+            view.rejects = rejects;
+            view.set_backs = SetBackView::all(set_backs);
             view.recounts = recounts;
             view.drift = drift;
         });
@@ -73,8 +80,9 @@ impl Overviews {
     /// Logs the new rejects of `latest`, which has the newest first. Those beyond the maximum are only
     /// on the page.
     fn log(&mut self, pair: &str, latest: &[Reject]) {
-        let newest = latest.first().map(|reject| reject.first_at);
-        let newest = newest.unwrap_or(SystemTime::UNIX_EPOCH);
+        let newest = latest
+            .first()
+            .map_or(SystemTime::UNIX_EPOCH, |reject| reject.first_at);
         let last = self.last_reject.unwrap_or(newest);
         self.last_reject = Some(newest.max(last));
         let current = self.logged.filter(|(since, _)| since.elapsed() < MINUTE);
@@ -98,7 +106,7 @@ impl Overviews {
 
     /// Returns the latest differences, with those that current runs found since the last call, and
     /// without those of families that were removed.
-    async fn drift(
+    async fn read_drift(
         &mut self,
         store: &MysqlStore,
         state: &PairState,
@@ -112,10 +120,10 @@ impl Overviews {
             if recount.drifted == 0 || self.drift_of.get(family) == Some(&seen) {
                 continue;
             }
-            let Some(Registered { family: known, .. }) = state.known(family) else {
+            let Some(Registration { family: known, .. }) = state.known(family) else {
                 continue;
             };
-            let Ok(drift) = store.drift(&known, run, None, MAX_SHOWN).await else {
+            let Ok(drift) = store.drift(&known, run, None, MAX_SHOWN as u64).await else {
                 continue;
             };
             self.drift_of.insert(family.clone(), seen);
@@ -123,7 +131,7 @@ impl Overviews {
             all.extend(DriftView::all(family, run, drift));
         }
         all.sort_by_key(|drift| Reverse(drift.at));
-        all.truncate(MAX_SHOWN as usize);
+        all.truncate(MAX_SHOWN);
         all
     }
 }

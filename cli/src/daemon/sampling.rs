@@ -26,29 +26,56 @@ pub async fn sample(counterfoil: Counterfoil, state: Arc<PairState>) {
     loop {
         let overview = state.overview.borrow().clone();
         let mut pause = SAMPLE_PAUSE;
-        let read = sample_all(&counterfoil, &state, &overview).await;
-        let read = read.map(|families| {
-            if families.len() > MANY_FAMILIES {
-                pause = SAMPLE_PAUSE_OF_MANY;
+        let result = match sample_all(&counterfoil, &state, &overview).await {
+            Ok(families) => {
+                if families.len() > MANY_FAMILIES {
+                    pause = SAMPLE_PAUSE_OF_MANY;
+                }
+                publish(&state, families);
+                Ok(())
             }
-            let before = state.view.borrow().clone();
-            let before: HashMap<_, _> = before
-                .families
-                .iter()
-                .map(|family| (family.sort_key(), family))
-                .collect();
-            let families = families.into_iter().map(|family| {
-                let before = before.get(&family.sort_key()).copied();
-                sampled(&state.name, family, before)
-            });
-            let families = families.collect();
-            state.update(|view| {
-                view.families = families;
-                view.add_total(unix_now());
-            });
-        });
-        state.looked("families", read);
+            Err(error) => {
+                forget_rates(&state);
+                Err(error)
+            }
+        };
+        state.record_read("families", result);
         sleep(pause).await;
+    }
+}
+
+/// Publishes the families that were read, each with its rate since the last sample.
+fn publish(state: &PairState, families: Vec<FamilyView>) {
+    let last = state.view.borrow().clone();
+    let known: HashMap<_, _> = last
+        .families
+        .iter()
+        .map(|family| (family.sort_key(), family))
+        .collect();
+    let sampled = families
+        .into_iter()
+        .map(|family| {
+            let before = known.get(&family.sort_key()).copied();
+            add_sample(&state.name, family, before)
+        })
+        .collect();
+    state.update(|view| {
+        view.families = sampled;
+        view.add_total(unix_now());
+    });
+}
+
+/// Removes the rates after a failed read. Other figures stay, with their age, but a rate is right
+/// only at its moment.
+fn forget_rates(state: &PairState) {
+    let has_rates = state
+        .view
+        .borrow()
+        .families
+        .iter()
+        .any(|one| one.rate.is_some());
+    if has_rates {
+        state.update(|view| view.families.iter_mut().for_each(|one| one.rate = None));
     }
 }
 
@@ -66,17 +93,18 @@ async fn sample_all(
         .collect();
     let others = counterfoil.backlogs_of(state.known_except(&names)).await?;
     let mut families = status::of_families(served, overview, LATE);
-    let others = status::of_families(others, overview, LATE).into_iter();
-    families.extend(others.map(|other| FamilyView {
-        served: false,
-        ..other
-    }));
+    for other in status::of_families(others, overview, LATE) {
+        families.push(FamilyView {
+            served: false,
+            ..other
+        });
+    }
     Ok(families)
 }
 
 /// Adds the rate and the history to the state of a family, and counts its hits since the state
 /// `before`. If the state could not be read, the last figures stay.
-fn sampled(pair: &str, mut family: FamilyView, before: Option<&FamilyView>) -> FamilyView {
+fn add_sample(pair: &str, mut family: FamilyView, before: Option<&FamilyView>) -> FamilyView {
     let same = before.filter(|before| before.state == family.state);
     family.state_since = same.map_or_else(unix_now, |before| before.state_since);
     if let (None, Some(before)) = (family.seen, before) {
@@ -88,7 +116,8 @@ fn sampled(pair: &str, mut family: FamilyView, before: Option<&FamilyView>) -> F
             ..before.clone()
         };
     }
-    // a lower count means that Redis lost a part, and has the rest of what was counted before
+    // a count that is lower than before means that Redis has lost hits. All that it still has was
+    // counted before, so none of it is new
     let new = |number: fn(&FamilyView) -> Option<u64>| {
         let known = before.and_then(number).unwrap_or(0);
         number(&family).map(|count| count.saturating_sub(known))

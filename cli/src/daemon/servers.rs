@@ -1,15 +1,14 @@
-//! The availability of a pair's two servers. Each change, and each new reason, is logged once.
+//! The availability of a pair's two servers. Each change, and each new kind of reason, is logged
+//! once.
 
-use std::error::Error;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use counterfoil::Connection;
-use counterfoil::admin::RedisState;
-use counterfoil::sqlx::{self, MySqlPool};
-
-use crate::limits::{no_reply, ticks, with_timeout};
+use crate::latency::Replies;
+use crate::limits::ticks;
+use crate::probe::Probe;
+use crate::reason::Reason;
 use crate::state::PairState;
 use crate::status::unix_now;
 use crate::view::{PairView, ServerView};
@@ -36,17 +35,17 @@ pub const MYSQL: Server = Server {
 };
 
 impl Server {
-    /// Records and publishes the result of a check: the description of the server by itself. A change
-    /// is logged, with the number of waiting families.
+    /// Records and publishes the result of a check: what the server reports of itself, or the
+    /// reason why it is unavailable. A change is logged, with the number of waiting families.
     pub fn record(
         self,
         state: &PairState,
-        result: Result<ServerView, String>,
+        result: Result<ServerView, Reason>,
         families_waiting: usize,
     ) {
         let (pair, server, now) = (state.name.as_str(), self.name, unix_now());
-        state.update(|view| {
-            let view = (self.of_pair)(view);
+        state.update(|pair_view| {
+            let view = (self.of_pair)(pair_view);
             let was_known = view.is_known();
             let is_changed = !was_known || view.up != result.is_ok();
             let down_seconds = now.saturating_sub(view.since);
@@ -74,14 +73,17 @@ impl Server {
                         ..found
                     }
                 }
-                Err(why) => {
-                    if is_changed || before.why.as_ref() != Some(&why) {
+                Err(reason) => {
+                    let mut logged = before.logged;
+                    let why = reason.text.as_str();
+                    if logged.note(&reason) {
                         tracing::error!(pair, server, why, families_waiting, "unavailable");
                     }
                     ServerView {
                         since,
                         version: before.version,
-                        why: Some(why),
+                        why: Some(reason.text),
+                        logged,
                         ..ServerView::default()
                     }
                 }
@@ -90,54 +92,19 @@ impl Server {
     }
 
     /// Checks the server periodically. Never returns.
-    pub async fn watch<F>(self, state: Arc<PairState>, check: impl Fn() -> F)
-    where
-        F: Future<Output = Result<ServerView, String>>,
-    {
-        let mut ticks = ticks(INTERVAL);
+    pub async fn watch(self, state: Arc<PairState>, mut probe: Probe) {
+        let (mut ticks, mut replies) = (ticks(INTERVAL), Replies::default());
         loop {
             ticks.tick().await;
-            // counted before the check: waiting hits are saved as soon as a server recovers
+            // counted before the check, for the log: if the check detects a recovery, the waiting
+            // hits are saved at once, and afterwards no family would be waiting
             let view = state.view.borrow().clone();
-            let waiting = view.families.iter();
-            let waiting = waiting.filter(|one| one.pending > 0).count();
-            let checked = with_timeout(TIMEOUT, check()).await;
-            self.record(&state, checked, waiting);
+            let waiting = view.families.iter().filter(|one| one.pending > 0).count();
+            let result = probe.ask(TIMEOUT).await.map(|(found, took)| ServerView {
+                latency: Some(replies.add(took)),
+                ..found
+            });
+            self.record(&state, result, waiting);
         }
     }
-}
-
-pub async fn check_redis(redis: Connection) -> Result<ServerView, String> {
-    let state = RedisState::read(&redis).await.map_err(|error| {
-        let why = error
-            .source()
-            .map_or_else(|| error.to_string(), |source| source.to_string());
-        // other words for the same reason would be logged as a change
-        if why.ends_with("timed out") {
-            no_reply(TIMEOUT)
-        } else {
-            why
-        }
-    })?;
-    Ok(ServerView {
-        version: Some(state.version),
-        memory_bytes: Some(state.memory_bytes),
-        refusal: state.refusal,
-        ..ServerView::default()
-    })
-}
-
-pub async fn check_mysql(pool: MySqlPool) -> Result<ServerView, String> {
-    let version: String = sqlx::query_scalar("SELECT VERSION()")
-        .fetch_one(&pool)
-        .await
-        .map_err(|error| format!("{error:#}"))?;
-    let version = match version.split_once("-MariaDB") {
-        Some((number, _)) => format!("MariaDB {number}"),
-        None => format!("MySQL {version}"),
-    };
-    Ok(ServerView {
-        version: Some(version),
-        ..ServerView::default()
-    })
 }

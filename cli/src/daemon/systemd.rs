@@ -10,14 +10,14 @@ pub fn notify(state: NotifyState<'_>) {
 }
 
 /// Reports that the daemon reloads its configuration. `Ready` ends the reload.
-pub fn reloading() {
+pub fn notify_reloading() {
     if let Ok(now) = NotifyState::monotonic_usec_now() {
         let _ = sd_notify::notify(&[NotifyState::Reloading, now]);
     }
 }
 
 /// Sets the line of a pair in `systemctl status`.
-pub fn status(pair: &str, line: &str) {
+pub fn set_status(pair: &str, line: &str) {
     notify(NotifyState::Status(&format!("pair {pair}: {line}")));
 }
 

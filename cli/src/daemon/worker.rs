@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use counterfoil::admin::{Finding, Severity};
-use counterfoil::store::Registered;
+use counterfoil::store::Registration;
 use counterfoil::{Counterfoil, Error, ErrorKind, Reconciler, Result};
 use tokio::select;
 use tokio::sync::watch;
@@ -20,34 +20,41 @@ use super::failing::{self, FailingLog};
 use super::families::Families;
 use super::overview::Overviews;
 use super::sampling::sample;
-use super::servers::{MYSQL, REDIS, check_mysql, check_redis};
+use super::servers::{MYSQL, REDIS};
 use super::systemd;
 use crate::config::{Config, PairConfig, Serve};
-use crate::families;
 use crate::limits::{CHECK_ADVICE, CHECK_TIMEOUT, ticks, with_timeout};
 use crate::pair;
+use crate::probe::Probe;
+use crate::reason::{LoggedReasons, Reason};
 use crate::state::PairState;
 use crate::status::unix_now;
 use crate::view::{FailingView, FindingView};
+use crate::{certificates, families};
 
 /// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
 /// The interval at which a worker reads the database's families, retries refused ones, and runs
 /// `check`.
 const UPKEEP: Duration = Duration::from_secs(30);
-/// The interval while `check` finds errors: they may be over.
+/// The interval of upkeep while `check` finds errors, so that they disappear soon after their
+/// cause.
 const RECHECK: Duration = Duration::from_secs(5);
 /// The interval at which a worker checks that its reconciler runs and succeeds.
 const SUPERVISION: Duration = Duration::from_secs(1);
+/// The interval between reads of the certificates' ends.
+const CERTIFICATES: Duration = Duration::from_mins(10);
 /// The interval at which a worker takes the families that clients announced. Clients wait for a
 /// second by default.
 const WANTED: Duration = Duration::from_millis(200);
-/// The time after a server's recovery from which failing steps are logged: each is retried before.
+/// The time that must pass after the recovery of a server before failing steps are logged. Each
+/// step is retried within it, and those that failed because of the outage succeed.
 const RECOVERY: Duration = Duration::from_secs(3);
 /// The pause after a server refused something, before the next attempt.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 /// The maximum number of names in a line of the log.
 const MAX_NAMES: usize = 50;
+
 /// One pair of the daemon.
 #[derive(Clone)]
 pub struct Worker {
@@ -68,16 +75,17 @@ impl Worker {
         let state = self.state.clone();
         state.forget_servers();
         let mut watching = JoinSet::new();
-        let probe = pair::probe(&self.config);
-        watching.spawn(MYSQL.watch(state.clone(), move || check_mysql(probe.clone())));
+        let mysql = Probe::mysql(self.config.mysql.clone());
+        watching.spawn(MYSQL.watch(state.clone(), mysql));
         let connected = select! {
             connected = self.connect() => connected,
             () = stop.cancelled() => return Ok(()),
-            ended = ended(&mut watching) => return Err(ended),
+            ended = wait_for_end(&mut watching) => return Err(ended),
         };
         self.state.connected.send_replace(Some(connected.clone()));
-        let connection = connected.redis().clone();
-        watching.spawn(REDIS.watch(state.clone(), move || check_redis(connection.clone())));
+        let redis = Probe::Redis(connected.redis().clone());
+        watching.spawn(REDIS.watch(state.clone(), redis));
+        watching.spawn(watch_certificates(self.config.clone(), state.clone()));
         watching.spawn(sample(connected.clone(), state));
         let families = Families::new(self.config.clone(), connected.clone());
         let mut pair = ConnectedWorker {
@@ -91,11 +99,12 @@ impl Worker {
             overviews: Overviews::default(),
             failing_log: FailingLog::default(),
         };
-        // a step that waits for a silent server is given up
+        // `stop` drops the current step, which may be waiting for a silent server. Saving must not
+        // wait for it
         select! {
             () = pair.work() => {}
             () = stop.cancelled() => {}
-            ended = ended(&mut watching) => return Err(ended),
+            ended = wait_for_end(&mut watching) => return Err(ended),
         }
         pair.finish().await;
         Ok(())
@@ -107,9 +116,9 @@ impl Worker {
             match pair::connect(&self.config).await {
                 Ok(pair) => return pair,
                 Err(error) => {
-                    REDIS.record(&self.state, Err(format!("{error:#}")), 0);
                     let name = &self.config.name;
-                    systemd::status(name, &format!("waiting for Redis: {error:#}"));
+                    systemd::set_status(name, &format!("waiting for Redis: {error:#}"));
+                    REDIS.record(&self.state, Err(error.into()), 0);
                 }
             }
             sleep(RETRY_PAUSE).await;
@@ -117,8 +126,18 @@ impl Worker {
     }
 }
 
+/// Reads periodically when the certificates end. Never returns.
+async fn watch_certificates(config: PairConfig, state: Arc<PairState>) {
+    let mut ticks = ticks(CERTIFICATES);
+    loop {
+        ticks.tick().await;
+        let read = certificates::read(&config).await;
+        state.update(|view| view.certificates = read);
+    }
+}
+
 /// Waits for the end of one of the tasks, which run until they are dropped.
-async fn ended(tasks: &mut JoinSet<()>) -> Error {
+async fn wait_for_end(tasks: &mut JoinSet<()>) -> Error {
     let ended = tasks.join_next().await;
     let error = Error::new(ErrorKind::Closed, "a task of the pair ended");
     match ended {
@@ -173,9 +192,9 @@ impl ConnectedWorker {
                     }
                 }
                 () = ready(()), if !is_started && both_up => self.start().await,
-                _ = overviews.tick(), if is_working => self.overview().await,
+                _ = overviews.tick(), if is_working => self.read_overview().await,
                 _ = upkeep.tick(), if is_working => {
-                    self.upkeep().await;
+                    self.maintain().await;
                     if views.borrow().checked.iter().any(FindingView::is_error) {
                         upkeep.reset_after(RECHECK);
                     }
@@ -189,43 +208,49 @@ impl ConnectedWorker {
         }
     }
 
-    /// Checks that the reconciler runs, and publishes which of its steps fail. Returns true if others
-    /// fail than before: then `check` may find something else.
+    /// Checks that the reconciler runs, and publishes which of its steps fail. Returns true if
+    /// other steps fail than before: `check` is then due, because it may find the cause.
     fn supervise(&mut self) -> bool {
         let Some(reconciler) = &self.reconciler else {
             return false;
         };
         if !reconciler.is_running() {
             self.reconciler = None;
-            self.not_running("the reconciler ended by a panic".to_owned());
+            let error = Error::new(ErrorKind::Closed, "the reconciler ended by a panic");
+            self.report_not_running(error.into());
             return false;
         }
         let current = self.state.view.borrow().clone();
-        let failing = failing::views(reconciler.failing(), &current);
-        let up_since = *self.up_since.get_or_insert_with(Instant::now);
-        if current.are_up() && up_since.elapsed() >= RECOVERY {
+        let up_for = current.are_up().then(|| {
+            let up_since = *self.up_since.get_or_insert_with(Instant::now);
+            up_since.elapsed()
+        });
+        let failing = failing::views(reconciler.failing(), &current, up_for);
+        if up_for.is_some_and(|up_for| up_for >= RECOVERY) {
             self.failing_log.log(&self.config.name, &failing);
         }
         let known = &current.reconciler.failing;
         let is_same = |(one, known): (&FailingView, &FailingView)| one.is_same_step(known);
         let is_changed = failing.len() != known.len() || !failing.iter().zip(known).all(is_same);
-        // the update would copy a view that is in use
+        // an update changes the view in place only if nothing else holds it. Otherwise it copies
+        // the whole view
         drop(current);
         self.state.update(|view| view.set_failing(failing));
         self.families.supervise() || is_changed
     }
 
     /// Publishes and logs why the reconciler does not run.
-    fn not_running(&self, why: String) {
+    fn report_not_running(&self, reason: Reason) {
         let mut is_new = false;
+        let why = reason.text.as_str();
         self.state.update(|view| {
-            is_new = view.reconciler.why.as_ref() != Some(&why);
+            is_new = view.reconciler.logged.note(&reason);
             view.reconciler.running = false;
-            view.reconciler.why = Some(why.clone());
+            view.reconciler.why = Some(why.to_owned());
             view.set_failing(Vec::new());
         });
         let pair = &self.config.name;
-        systemd::status(pair, &why);
+        systemd::set_status(pair, why);
         if is_new {
             tracing::error!(pair, error = why, "start failed, will retry");
         }
@@ -235,49 +260,54 @@ impl ConnectedWorker {
     /// a failure.
     async fn start(&mut self) {
         if let Err(error) = self.try_start().await {
-            self.not_running(format!("{error:#}"));
+            self.report_not_running(error.into());
             sleep(RETRY_PAUSE).await;
         }
     }
 
     async fn try_start(&mut self) -> Result<()> {
-        let config = &self.config;
-        if config.create_tables {
+        if self.config.create_tables {
             let create = self.counterfoil.mysql()?.create_tables();
-            let created = with_timeout(CHECK_TIMEOUT, create).await;
-            created.map_err(|why| Error::new(ErrorKind::Store, why))?;
+            with_timeout(CHECK_TIMEOUT, create)
+                .await
+                .map_err(|why| Error::new(ErrorKind::Store, why.text))?;
         }
         self.families.open_configured().await;
-        let reconciler = self.counterfoil.reconciler();
-        let reconciler = match &self.config.serve {
-            Serve::All => reconciler.all(),
-            Serve::Declared => reconciler,
-            Serve::Namespaces(namespaces) => namespaces
-                .iter()
-                .fold(reconciler, |one, name| one.namespace(name)),
-        };
-        self.reconciler = Some(reconciler.start().await?);
+        let mut builder = self.counterfoil.reconciler();
+        match &self.config.serve {
+            Serve::All => builder = builder.all(),
+            Serve::Declared => {}
+            Serve::Namespaces(namespaces) => {
+                for name in namespaces {
+                    builder = builder.namespace(name);
+                }
+            }
+        }
+        self.reconciler = Some(builder.start().await?);
         self.state.update(|view| {
             view.reconciler.running = true;
             view.reconciler.why = None;
+            view.reconciler.logged = LoggedReasons::default();
         });
         let (pair, families) = (&self.config.name, self.families.number());
         tracing::info!(pair, families, "started");
-        systemd::status(pair, "running");
+        systemd::set_status(pair, "running");
         Ok(())
     }
 
     /// Reads rejects, recounts and their differences from MySQL.
-    async fn overview(&mut self) {
+    async fn read_overview(&mut self) {
         let state = &self.state;
         let read = self
             .overviews
             .read(&self.counterfoil, &self.families, state);
-        let read = with_timeout(CHECK_TIMEOUT, read).await;
-        // exact reads compare the settings of families; an upkeep reports an error. A silent MySQL is
-        // waited for once, so that it does not delay a reload
-        state.looked("overview", read.clone());
-        if read.is_ok()
+        let result = with_timeout(CHECK_TIMEOUT, read).await;
+        // exact reads compare a family's settings with those in the database, so the families are
+        // read as often as the overview. An error of this read is not reported here: the next
+        // upkeep reads them, too, and reports it. After a failed overview MySQL is not asked again,
+        // because waiting twice for a silent MySQL would delay a reload
+        state.record_read("overview", result.clone());
+        if result.is_ok()
             && let Ok(names) = with_timeout(CHECK_TIMEOUT, self.read_families()).await
         {
             self.families.open_new(names).await;
@@ -285,10 +315,10 @@ impl ConnectedWorker {
     }
 
     /// Retries refused families, reads those of the database, and runs `check`.
-    async fn upkeep(&mut self) {
+    async fn maintain(&mut self) {
         self.families.retry_missing().await;
         let read = with_timeout(CHECK_TIMEOUT, self.read_families()).await;
-        let read = match read {
+        let result = match read {
             Ok(names) => {
                 self.families.open_new(names).await;
                 Ok(())
@@ -299,23 +329,26 @@ impl ConnectedWorker {
         let refused = self.families.refused();
         let state = &self.state;
         state.update(|view| view.refused = refused);
-        state.looked("check", read);
+        state.record_read("check", result);
     }
 
     /// Runs `check`, and continues to supervise the reconciler meanwhile.
     async fn check(&mut self) {
         let counterfoil = self.counterfoil.clone();
-        let check = async move { Ok::<_, String>(counterfoil.check().await) };
-        let mut check = pin!(with_timeout(CHECK_TIMEOUT, check));
+        let mut check = pin!(with_timeout(CHECK_TIMEOUT, async move {
+            Ok::<_, Error>(counterfoil.check().await)
+        }));
         let mut supervisions = ticks(SUPERVISION);
-        let checked = loop {
+        let result = loop {
             select! {
-                checked = &mut check => break checked,
+                result = &mut check => break result,
                 _ = supervisions.tick() => drop(self.supervise()),
             }
         };
-        let late = |why| Finding::new(Severity::Error, "check", why, CHECK_ADVICE);
-        let checked = checked.unwrap_or_else(|why| vec![late(why)]);
+        let checked = result.unwrap_or_else(|why| {
+            let late = Finding::new(Severity::Error, "check", why.text, CHECK_ADVICE);
+            vec![late]
+        });
         let findings = [self.families.findings(), checked].concat();
         self.state.update(|view| {
             view.checked = FindingView::all(findings, &view.checked, unix_now());
@@ -325,13 +358,21 @@ impl ConnectedWorker {
     /// Reads the families that the database knows, and publishes them and those that are not served.
     /// Returns the names of all.
     async fn read_families(&self) -> Result<BTreeSet<String>> {
-        let (known, unknown) = families::registered(self.counterfoil.store()).await?;
-        let others = known.iter().filter(|registered| !self.serves(registered));
-        let others = others.map(|registered| registered.family.to_string());
-        let not_served: Vec<_> = others.chain(unknown.into_values()).collect();
+        let (known, unknown) = families::read_registered(self.counterfoil.store()).await?;
+        let mut not_served = Vec::new();
+        for registered in &known {
+            if !self.serves(registered) {
+                not_served.push(registered.family.to_string());
+            }
+        }
+        not_served.extend(unknown.into_values());
         let before = self.state.view.borrow().not_served.clone();
-        let new = not_served.iter().filter(|name| !before.contains(name));
-        let new: Vec<_> = new.take(MAX_NAMES).cloned().collect();
+        let new: Vec<_> = not_served
+            .iter()
+            .filter(|name| !before.contains(name))
+            .take(MAX_NAMES)
+            .cloned()
+            .collect();
         if !new.is_empty() {
             let (pair, number) = (&self.config.name, not_served.len());
             tracing::warn!(
@@ -341,15 +382,16 @@ impl ConnectedWorker {
                 "families in the database are not served"
             );
         }
-        // first, since a read of a known family opens it
+        // published first: as soon as a family is known, an exact read by HTTP may open it
         self.state.update(|view| view.not_served = not_served);
         let names = known.iter().map(|known| known.family.to_string()).collect();
         self.state.set_known(known);
         Ok(names)
     }
 
-    fn serves(&self, Registered { family, .. }: &Registered) -> bool {
-        // one of another daemon is opened next
+    fn serves(&self, Registration { family, .. }: &Registration) -> bool {
+        // such a namespace may have a family that another process has registered. It is not open
+        // here yet, but the reconciler will open it
         self.config.serve.includes(family.namespace())
             || self.families.has(family)
             || self.families.describes(family)
@@ -359,11 +401,10 @@ impl ConnectedWorker {
     /// them.
     async fn reload(&mut self) {
         let reloaded = self.reloads.borrow().pair(&self.config.name).cloned();
-        let reloaded = reloaded.map(|pair| pair.families);
-        self.families.config.families = reloaded.unwrap_or_default();
+        self.families.config.families = reloaded.map(|pair| pair.families).unwrap_or_default();
         if self.reconciler.is_some() {
             self.families.open_configured().await;
-            self.upkeep().await;
+            self.maintain().await;
         }
     }
 

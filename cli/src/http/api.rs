@@ -11,16 +11,17 @@ use counterfoil::{AnyCounters, Precision};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::family::connected;
-use super::problem::Problem;
+use super::error::ErrorReply;
+use super::family::{ServedFamily, connected};
 use super::{App, AppState, Params, read_permit};
 use crate::VERSION;
+use crate::rejects::RejectView;
 use crate::status::{FamilyView, unix_seconds};
-use crate::view::{DriftView, Look, PairView, RejectView};
+use crate::view::{DriftView, Look, PairView};
 
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 1000;
-/// The maximum size of a list of so many ids, each character escaped.
+/// The maximum size in bytes of a list with so many ids, if JSON escapes each character.
 const MAX_IDS_BYTES: usize = 2 << 20;
 /// The default number of rows in a reply.
 const DEFAULT_LIMIT: u16 = 100;
@@ -40,7 +41,7 @@ pub fn routes() -> Router<Arc<App>> {
     Router::new().nest("/api/v1", routes)
 }
 
-type Reply = Result<Json<Value>, Problem>;
+type Reply = Result<Json<Value>, ErrorReply>;
 
 /// The maximum number of rows in a reply.
 #[derive(Clone, Copy, Deserialize)]
@@ -75,7 +76,7 @@ impl Limit {
 /// The families that a request selects.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Selection {
+struct FamilySelection {
     pair: Option<String>,
     #[serde(default)]
     family: String,
@@ -85,10 +86,12 @@ struct Selection {
     limit: Limit,
 }
 
-impl Selection {
+impl FamilySelection {
     fn page<T>(&self, all: impl IntoIterator<Item = T>) -> Vec<T> {
-        let all = all.into_iter().skip(self.offset);
-        all.take(self.limit.0.into()).collect()
+        all.into_iter()
+            .skip(self.offset)
+            .take(self.limit.0.into())
+            .collect()
     }
 }
 
@@ -100,7 +103,7 @@ fn aged(family: &FamilyView, now: u64) -> Value {
 }
 
 /// Returns a pair with some of its families.
-fn pair_page(pair: &PairView, selection: &Selection, now: u64) -> Value {
+fn pair_page(pair: &PairView, selection: &FamilySelection, now: u64) -> Value {
     let text = &selection.family;
     let families = || {
         pair.families
@@ -112,8 +115,8 @@ fn pair_page(pair: &PairView, selection: &Selection, now: u64) -> Value {
     let recounts = pair.recounts.iter();
     let looks = pair.looks.iter().map(|look| {
         let Look { name, at, why, .. } = look;
-        let look = json!({"at": at, "why": why, "stale": look.is_stale(now)});
-        ((*name).to_owned(), look)
+        let json = json!({"at": at, "why": why, "stale": look.is_stale(now)});
+        ((*name).to_owned(), json)
     });
     json!({
         "name": pair.name,
@@ -128,39 +131,44 @@ fn pair_page(pair: &PairView, selection: &Selection, now: u64) -> Value {
         "not_served": selection.page(not_served()),
         "findings": pair.findings(),
         "rejects": pair.rejects,
+        "set_backs": pair.set_backs,
+        "certificates": pair.certificates,
         "drift": pair.drift,
         "recounts": selection.page(recounts.filter(|one| one.family.contains(text))),
     })
 }
 
 /// Returns the whole state, with some families of each pair.
-async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
+async fn state(app: AppState, Params(selection): Params<FamilySelection>) -> Reply {
     let view = app.view_of(&selection.pair)?;
     let problems = view.problems();
-    let pairs = view.pairs.iter();
-    let pairs = pairs.map(|pair| pair_page(pair, &selection, view.at));
+    let pairs: Vec<_> = view
+        .pairs
+        .iter()
+        .map(|pair| pair_page(pair, &selection, view.at))
+        .collect();
     Ok(Json(json!({
         "at": view.at,
         "version": VERSION,
+        "instance": app.instance,
+        "started": app.started,
         "state": view.health(&problems),
         "problems": problems,
-        "pairs": pairs.collect::<Vec<_>>(),
+        "pairs": pairs,
     })))
 }
 
 /// Returns the families of all pairs without their history, those in trouble first.
-async fn families(app: AppState, Params(selection): Params<Selection>) -> Reply {
+async fn families(app: AppState, Params(selection): Params<FamilySelection>) -> Reply {
     let view = app.view_of(&selection.pair)?;
     let families = view.families(&selection.family);
     let total = families.len();
     let mut page = Vec::new();
     for (pair, family) in selection.page(families) {
-        let mut family = aged(family, view.at);
-        family["pair"] = pair.into();
-        family
-            .as_object_mut()
-            .map(|fields| fields.remove("history"));
-        page.push(family);
+        let mut json = aged(family, view.at);
+        json["pair"] = pair.name.as_str().into();
+        json.as_object_mut().map(|fields| fields.remove("history"));
+        page.push(json);
     }
     Ok(Json(json!({"total": total, "families": page})))
 }
@@ -190,7 +198,7 @@ async fn values(app: AppState, Params(params): Params<ValuesParams>) -> Reply {
 
 async fn values_of_list(app: AppState, list: Result<Json<ValuesList>, JsonRejection>) -> Reply {
     let Json(ValuesList { pair, family, ids }) =
-        list.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+        list.map_err(|error| ErrorReply::new(error.status(), error.body_text()))?;
     read_values(&app, pair, &family, "ids", &ids).await
 }
 
@@ -203,11 +211,11 @@ async fn read_values(
 ) -> Reply {
     if ids.is_empty() || ids.len() > MAX_IDS {
         let message = format!("expected 1 to {MAX_IDS} ids, not {}", ids.len());
-        return Err(Problem::parameter(parameter, message));
+        return Err(ErrorReply::parameter(parameter, message));
     }
-    let family = app.family(&pair, family).await?;
-    let values = family.values(ids).await?;
-    Ok(Json(json!({"family": family.name, "values": values})))
+    let served = app.family(&pair, family).await?;
+    let values = served.values(ids).await?;
+    Ok(Json(json!({"family": served.name, "values": values})))
 }
 
 #[derive(Deserialize)]
@@ -226,7 +234,7 @@ async fn series(app: AppState, Params(params): Params<SeriesParams>) -> Reply {
     let range = match (params.from, params.to) {
         (None, None) => None,
         (Some(from), to) => Some(time(from)..to.map_or_else(SystemTime::now, time)),
-        (None, Some(_)) => return Err(Problem::parameter("from", "required with `to`")),
+        (None, Some(_)) => return Err(ErrorReply::parameter("from", "required with `to`")),
     };
     let precision = precision(&params.precision)?;
     let family = app.family(&params.pair, &params.family).await?;
@@ -235,21 +243,21 @@ async fn series(app: AppState, Params(params): Params<SeriesParams>) -> Reply {
         Some(range) => series.get_range(name, precision, range).await?,
         None => series.get(name, precision).await?,
     };
-    let slices = slices.iter().map(|slice| {
-        let start = unix_seconds(slice.start);
-        json!({"start": start, "count": slice.count})
-    });
+    let counts: Vec<_> = slices
+        .iter()
+        .map(|slice| json!({"start": unix_seconds(slice.start), "count": slice.count}))
+        .collect();
     Ok(Json(json!({
         "family": family.name,
         "name": name,
         "precision": params.precision,
-        "slices": slices.collect::<Vec<_>>(),
+        "slices": counts,
     })))
 }
 
-pub fn precision(text: &str) -> Result<Precision, Problem> {
+pub fn precision(text: &str) -> Result<Precision, ErrorReply> {
     text.parse()
-        .map_err(|error| Problem::parameter("precision", error))
+        .map_err(|error| ErrorReply::parameter("precision", error))
 }
 
 #[derive(Deserialize)]
@@ -311,13 +319,14 @@ async fn rejects(app: AppState, Params(params): Params<RejectsParams>) -> Reply 
     let counterfoil = connected(pair)?;
     let _permit = read_permit(pair).await?;
     let (family, after) = (params.family.as_deref(), params.after.as_deref());
-    let rejects = counterfoil
+    let page = counterfoil
         .mysql()?
         .rejects(family, after, limit.0.into())
         .await?;
-    let next = limit.next(&rejects, |reject| reject.cursor.clone());
-    let rejects = RejectView::all(rejects);
-    Ok(Json(json!({"rejects": rejects, "next": next})))
+    let next = limit.next(&page, |reject| reject.cursor.clone());
+    Ok(Json(
+        json!({"rejects": RejectView::all(page), "next": next}),
+    ))
 }
 
 #[derive(Deserialize)]
@@ -334,20 +343,31 @@ struct DriftParams {
 async fn drift(app: AppState, Params(params): Params<DriftParams>) -> Reply {
     let limit = params.limit;
     let family = app.family(&params.pair, &params.family).await?;
-    let last_run = || {
-        let view = family.pair.view.borrow();
-        Some(view.recount(&family.name)?.run)
+    let run = match params.run {
+        Some(run) => run,
+        None => last_run(&family)?,
     };
-    let run = params.run.or_else(last_run).ok_or_else(|| {
-        Problem::not_found(format!("no recount of family {} is known", family.name))
-    })?;
     let (store, after) = (family.counterfoil.mysql()?, params.after.as_deref());
-    let drift = store
+    let page = store
         .drift(family.family(), run, after, limit.0.into())
         .await?;
-    let next = limit.next(&drift, |drift| drift.id.clone());
-    let drift = DriftView::all(&family.name, run, drift);
-    Ok(Json(
-        json!({"family": family.name, "run": run, "drift": drift, "next": next}),
-    ))
+    let next = limit.next(&page, |drift| drift.id.clone());
+    Ok(Json(json!({
+        "family": family.name,
+        "run": run,
+        "drift": DriftView::all(&family.name, run, page),
+        "next": next,
+    })))
+}
+
+/// Returns the number of the family's current or last recount.
+fn last_run(family: &ServedFamily<'_>) -> Result<u64, ErrorReply> {
+    let view = family.pair.view.borrow();
+    match view.recount(&family.name) {
+        Some(recount) => Ok(recount.run),
+        None => Err(ErrorReply::not_found(format!(
+            "no recount of family {} is known",
+            family.name
+        ))),
+    }
 }

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
 use super::App;
-use super::problem::Problem;
+use super::error::ErrorReply;
 
 const CSS: &str = "text/css";
 const JAVASCRIPT: &str = "text/javascript";
@@ -44,7 +44,7 @@ pub fn routes() -> Router<Arc<App>> {
 
 async fn show(Path(name): Path<String>) -> Response {
     let Some((content_type, text)) = find(&name) else {
-        return Problem::not_found(format!("no file {name:?}")).into_response();
+        return ErrorReply::not_found(format!("no file {name:?}")).into_response();
     };
     let headers = [
         (CONTENT_TYPE, content_type),

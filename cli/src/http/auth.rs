@@ -10,13 +10,13 @@ use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
-use axum_extra::extract::cookie::{Cookie, Key, SameSite, SignedCookieJar};
+use axum_extra::extract::cookie::{Cookie, CookieJar, Key, SameSite, SignedCookieJar};
 use serde::Deserialize;
 use sha2::{Digest, Sha512};
 
 use super::connections::Peer;
+use super::error::ErrorReply;
 use super::page::login;
-use super::problem::Problem;
 use super::{App, AppState};
 use crate::status::unix_now;
 
@@ -27,8 +27,9 @@ const CHALLENGE: &str = "Bearer realm=\"counterfoil\"";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// Returns the key that signs cookies, from the token, which no reply contains. Keys are compared in
-/// constant time, so that timing reveals neither content nor length of a token.
+/// Derives the key that signs cookies from the token, so that no reply contains the token itself.
+/// Keys are also what is compared to check a token: they have one length, and the comparison takes
+/// constant time, so that timing reveals nothing about the token.
 fn key(token: &str) -> Key {
     let digest = Sha512::digest(format!("counterfoil's cookies\n{token}"));
     Key::from(&digest)
@@ -37,9 +38,10 @@ fn key(token: &str) -> Key {
 /// Returns whether one of the cookies, whose signatures are valid, is the named one and has not
 /// expired.
 fn is_session(cookies: &SignedCookieJar, name: &str, now: u64) -> bool {
-    let expires = cookies.get(name);
-    let expires = expires.and_then(|expires| expires.value().parse::<u64>().ok());
-    expires.is_some_and(|expires| expires > now)
+    cookies
+        .get(name)
+        .and_then(|cookie| cookie.value().parse::<u64>().ok())
+        .is_some_and(|expires| expires > now)
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -51,12 +53,13 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 impl App {
     /// Returns the key of the token, if there is one.
-    fn key(&self) -> Option<Key> {
+    pub fn key(&self) -> Option<Key> {
         let config = self.config.borrow();
         config.http.as_ref()?.token.as_deref().map(key)
     }
 
-    /// Gives a browser with the token its cookie, for the path of the login page.
+    /// Returns the cookie for a browser that has sent the token. The cookie names no path, so the
+    /// browser sends it to the pages beside the login page.
     fn start_session(&self, key: Key, is_secure: bool) -> SignedCookieJar {
         let expires = (unix_now() + SESSION.as_secs()).to_string();
         let cookie = Cookie::build((self.cookie.clone(), expires))
@@ -68,7 +71,8 @@ impl App {
     }
 
     /// Returns whether a browser may use this address: an IP address, a name of this machine, or a
-    /// configured one. Any other name may be that of a foreign page whose owner points it here.
+    /// configured one. Any other name may belong to a foreign site whose owner lets the name point
+    /// to this machine, so that scripts of the site could read the replies (DNS rebinding).
     fn is_host(&self, host: &str) -> bool {
         let host = host.to_lowercase();
         let config = self.config.borrow();
@@ -79,19 +83,40 @@ impl App {
             || hosts.any(|known| *known == host)
     }
 
-    /// Returns why a client may not pass that offers this token, `None` if it may.
+    /// Returns why a client that offers this token is refused, or `None` if it may pass.
     fn refusal(&self, known: &Key, offered: Option<&str>, client: IpAddr) -> Option<Refusal> {
         let Some(offered) = offered else {
             return Some(Refusal::Missing);
         };
-        if let Some(pause) = self.logins.pause(client) {
-            return Some(Refusal::TooMany(pause));
-        }
+        // the token is compared before the limit of failures: failures of others at the same
+        // address must not lock out a client that knows the token
         if key(offered) == *known {
             return None;
         }
-        self.logins.failed(client);
-        Some(Refusal::Wrong)
+        Some(match self.logins.count_failure(client) {
+            Some(pause) => Refusal::TooMany(pause),
+            None => Refusal::Wrong,
+        })
+    }
+
+    /// Returns the address of the client, as a configured proxy states it, or else of the connection.
+    fn client(&self, request: &Request) -> IpAddr {
+        let peer = match request.extensions().get() {
+            // a listener for both IPv6 and IPv4 shows an address of IPv4 as one of IPv6
+            Some(Peer(address)) => address.to_canonical(),
+            None => Ipv4Addr::UNSPECIFIED.into(),
+        };
+        let config = self.config.borrow();
+        let mut proxies = config.http.iter().flat_map(|http| &http.proxies);
+        if !proxies.any(|proxy| proxy.to_canonical() == peer) {
+            return peer;
+        }
+        let mut lists = request.headers().get_all(FORWARDED_FOR).iter();
+        let stated = lists.next_back().and_then(|list| {
+            let last = list.to_str().ok()?.rsplit(',').next()?;
+            last.trim().parse().ok()
+        });
+        stated.unwrap_or(peer)
     }
 }
 
@@ -119,7 +144,7 @@ impl Refusal {
         };
         let reply = match next {
             Some(next) => login::form(status, why, next),
-            None => Problem::new(status, why)
+            None => ErrorReply::new(status, why)
                 .advise("send the header Authorization: Bearer TOKEN; a browser shows a form at /")
                 .into_response(),
         };
@@ -139,7 +164,7 @@ pub async fn require_host(State(app): AppState, request: Request, next: Next) ->
         return next.run(request).await;
     }
     let unknown = "the host name of the request is unknown";
-    Problem::new(StatusCode::MISDIRECTED_REQUEST, unknown)
+    ErrorReply::new(StatusCode::MISDIRECTED_REQUEST, unknown)
         .advise("add it to `hosts` in the configuration, or use localhost or an IP address")
         .into_response()
 }
@@ -155,7 +180,7 @@ pub async fn require_token(State(app): AppState, request: Request, next: Next) -
     if is_session(&cookies, &app.cookie, unix_now()) {
         return next.run(request).await;
     }
-    match app.refusal(&key, bearer(headers), client(&request)) {
+    match app.refusal(&key, bearer(headers), app.client(&request)) {
         Some(refusal) => {
             let page = accepts_pages(headers).then(|| login::next(request.uri()));
             refusal.reply(page.as_deref())
@@ -180,11 +205,11 @@ pub struct Login {
 
 /// Gives a browser with the right token a cookie, and leads it to the page that it requested.
 pub async fn login(State(app): AppState, request: Request) -> Response {
-    let (client, proto) = (client(&request), request.headers().get(FORWARDED_PROTO));
+    let (client, proto) = (app.client(&request), request.headers().get(FORWARDED_PROTO));
     let is_secure = proto.is_some_and(|proto| proto == "https");
     let login = match Form::<Login>::from_request(request, &()).await {
         Ok(Form(login)) => login,
-        Err(wrong) => return Problem::new(wrong.status(), wrong.body_text()).into_response(),
+        Err(wrong) => return ErrorReply::new(wrong.status(), wrong.body_text()).into_response(),
     };
     let next = if login::is_page(&login.next) {
         &login.next
@@ -203,48 +228,26 @@ pub async fn login(State(app): AppState, request: Request) -> Response {
     }
 }
 
-/// Returns the host that the client addressed, without the port.
-fn host(request: &Request) -> Option<String> {
-    let stated = request.headers().get(HOST);
-    let stated = stated.and_then(|host| host.to_str().ok()?.parse().ok());
-    let authority: Authority = request.uri().authority().cloned().or(stated)?;
-    Some(authority.host().to_owned())
+/// Removes the cookie.
+pub async fn logout(State(app): AppState) -> Response {
+    let cookie = Cookie::build(app.cookie.clone()).removal();
+    (CookieJar::new().add(cookie), Redirect::to("./")).into_response()
 }
 
-/// Returns the address of the client, as a proxy on this machine states it, if there is one.
-fn client(request: &Request) -> IpAddr {
-    let peer = request.extensions().get();
-    let &Peer(peer) = peer.unwrap_or(&Peer(Ipv4Addr::UNSPECIFIED.into()));
-    // an address of IPv4 on a listener of both
-    let peer = peer.to_canonical();
-    let mut stated = request.headers().get_all(FORWARDED_FOR).iter();
-    let stated = stated.next_back().and_then(|list| {
-        let last = list.to_str().ok()?.rsplit(',').next()?;
-        last.trim().parse().ok()
-    });
-    stated.filter(|_| peer.is_loopback()).unwrap_or(peer)
+/// Returns the host that the client addressed, without the port.
+fn host(request: &Request) -> Option<String> {
+    let stated = request
+        .headers()
+        .get(HOST)
+        .and_then(|host| host.to_str().ok()?.parse().ok());
+    let authority: Authority = request.uri().authority().cloned().or(stated)?;
+    Some(authority.host().to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_proxy_on_this_machine_states_the_client() {
-        for (peer, expected) in [
-            ("127.0.0.1", "192.0.2.7"),
-            ("::1", "192.0.2.7"),
-            ("::ffff:127.0.0.1", "192.0.2.7"),
-            ("::ffff:192.0.2.1", "192.0.2.1"),
-        ] {
-            let mut request = Request::default();
-            let stated = "10.0.0.1, 192.0.2.7".parse().expect("a header");
-            request.headers_mut().insert(FORWARDED_FOR, stated);
-            let peer = peer.parse().expect("an address");
-            request.extensions_mut().insert(Peer(peer));
-            assert_eq!(client(&request).to_string(), expected, "{peer}");
-        }
-    }
     #[test]
     fn a_session_ends() {
         let cookies = SignedCookieJar::new(key("secret")).add(Cookie::new("ours", "100"));

@@ -13,13 +13,13 @@ use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
 /// The maximum number of connections that are served completely.
 const MAX_CONNECTIONS: usize = 512;
-/// The number of further connections, which may only check health. A new one replaces the oldest,
-/// so that slow clients cannot keep a check waiting.
+/// The number of further connections, which may only check health and read metrics. A new one replaces
+/// the oldest, so that slow clients cannot keep a check waiting.
 const RESERVE: usize = 64;
 /// The time limit for the head of each request on a connection.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,33 +33,37 @@ const MAX_HEADERS: usize = 64;
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pause after a connection was not accepted, mostly for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The time without such a failure after which the next failure is logged again.
+const ACCEPT_RECOVERY: Duration = Duration::from_mins(1);
 
 /// The address of a request's client, or of a proxy.
 #[derive(Clone, Copy)]
 pub struct Peer(pub IpAddr);
 
-/// Serves until `stop`. Connections beyond the maximum are served by `health` alone.
+/// Serves until `stop`. Connections beyond the maximum are served by `reserved` alone.
 pub async fn serve(
     listener: TcpListener,
-    [router, health]: [Router; 2],
+    [router, reserved]: [Router; 2],
     stop: impl Future<Output = ()>,
 ) {
     let graceful = GracefulShutdown::new();
     let (mut connections, mut reserve) = (JoinSet::new(), Reserve::default());
     let mut stop = pin!(stop);
+    let mut accept_failed = None;
     loop {
         tokio::select! {
             () = &mut stop => break,
             Some(_) = connections.join_next() => {}
             Some(_) = reserve.tasks.join_next() => {}
-            client = accept(&listener) => {
+            client = accept(&listener, &mut accept_failed) => {
                 let watcher = graceful.watcher();
                 if connections.len() < MAX_CONNECTIONS {
                     connections.spawn(serve_connection(client, router.clone(), true, watcher));
                 } else {
-                    // without keep-alive: the next request may find a complete connection
-                    let health = health.clone();
-                    reserve.spawn(serve_connection(client, health, false, watcher));
+                    // without keep-alive, so that the client connects again for its next request.
+                    // That connection may be one that is served completely
+                    let reserved = reserved.clone();
+                    reserve.spawn(serve_connection(client, reserved, false, watcher));
                 }
             }
         }
@@ -89,18 +93,18 @@ impl Reserve {
     }
 }
 
-/// Accepts a connection, and logs the first failure before it.
-async fn accept(listener: &TcpListener) -> (TcpStream, Peer) {
-    let mut is_failing = false;
+/// Accepts a connection. Logs a failure unless the last one, at `failed`, was a moment before:
+/// while file descriptors are short, failures and accepted connections alternate.
+async fn accept(listener: &TcpListener, failed: &mut Option<Instant>) -> (TcpStream, Peer) {
     loop {
-        match listener.accept().await {
+        let error = match listener.accept().await {
             Ok((stream, address)) => return (stream, Peer(address.ip())),
-            Err(error) if !is_failing => {
-                tracing::warn!(error = %format_args!("{error:#}"), "accept failed");
-            }
-            Err(_) => {}
+            Err(error) => error,
+        };
+        let before = failed.replace(Instant::now());
+        if before.is_none_or(|before| before.elapsed() > ACCEPT_RECOVERY) {
+            tracing::warn!(error = %format_args!("{error:#}"), "accept failed");
         }
-        is_failing = true;
         sleep(ACCEPT_PAUSE).await;
     }
 }
@@ -120,10 +124,10 @@ async fn serve_connection(
         .header_read_timeout(READ_TIMEOUT)
         .max_buf_size(MAX_HEAD)
         .max_headers(MAX_HEADERS);
-    let router = TowerToHyperService::new(router);
+    let routes = TowerToHyperService::new(router);
     let service = service_fn(move |mut request| {
         request.extensions_mut().insert(peer);
-        router.call(request)
+        routes.call(request)
     });
     let connection = http.serve_connection(TokioIo::new(Box::pin(stream)), service);
     if let Err(error) = watcher.watch(connection).await {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use counterfoil::store::Registered;
+use counterfoil::store::Registration;
 use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Family, Series};
 use tokio::sync::SemaphorePermit;
 
-use super::problem::Problem;
+use super::error::ErrorReply;
 use super::{App, read_permit};
 use crate::config::FamilyConfig;
 use crate::families;
@@ -23,18 +23,20 @@ pub struct ServedFamily<'a> {
     _permit: SemaphorePermit<'a>,
 }
 
-pub fn connected(pair: &PairState) -> Result<Counterfoil, Problem> {
+pub fn connected(pair: &PairState) -> Result<Counterfoil, ErrorReply> {
     let connected = pair.connected.borrow().clone();
     connected.ok_or_else(|| {
-        Problem::unavailable(format!("pair {}: not connected to Redis yet", pair.name))
+        ErrorReply::unavailable(format!("pair {}: not connected to Redis yet", pair.name))
             .advise("the status page shows the state of the servers")
     })
 }
 
-/// Returns whether counters of the family are elsewhere with the other's settings.
+/// Returns whether the two settings of a family keep its counters in different places, for instance
+/// in other partitions or in another table.
 fn moves(family: &Family, other: &Family) -> bool {
-    let mut differences = family.differences(other);
-    differences.any(|(setting, ..)| !family.moves_nothing(setting))
+    family
+        .differences(other)
+        .any(|(setting, ..)| !family.moves_nothing(setting))
 }
 
 /// Returns the family as the database has it.
@@ -42,62 +44,65 @@ async fn registered(
     pair: &PairState,
     counterfoil: &Counterfoil,
     name: &str,
-) -> Result<Option<Registered>, Problem> {
+) -> Result<Option<Registration>, ErrorReply> {
     if let Some(known) = pair.known(name) {
         return Ok(Some(known));
     }
     if !pair.view.borrow().mysql.up {
         let unknown = format!("MySQL is unavailable, and without it family {name:?} is unknown");
-        return Err(Problem::unavailable(unknown));
+        return Err(ErrorReply::unavailable(unknown));
     }
     Ok(counterfoil.store().find(name).await?)
 }
 
 /// Returns the error for a family that neither the database nor the configuration has. If Redis has it,
 /// a process that could not reach MySQL has opened it, and will register it.
-async fn unknown(counterfoil: &Counterfoil, name: &str) -> Problem {
+async fn unknown(counterfoil: &Counterfoil, name: &str) -> ErrorReply {
     let in_redis = match name.split_once('/') {
         Some((namespace, family)) => {
-            families::settings_in_redis(counterfoil.redis(), namespace, family).await
+            families::find_in_redis(counterfoil.redis(), namespace, family).await
         }
         None => None,
     };
     if in_redis.is_some() {
-        return Problem::unavailable(format!("family {name:?} is not in MySQL yet"));
+        return ErrorReply::unavailable(format!("family {name:?} is not in MySQL yet"));
     }
-    Problem::not_found(format!("no family {name:?}"))
+    ErrorReply::not_found(format!("no family {name:?}"))
         .advise("see /api/v1/families for all families")
 }
 
 impl App {
     /// Returns the pair `name`, or the only one.
-    pub fn pair(&self, name: &Option<String>) -> Result<&Arc<PairState>, Problem> {
+    pub fn pair(&self, name: &Option<String>) -> Result<&Arc<PairState>, ErrorReply> {
         match (name, &self.pairs[..]) {
             (None, [only]) => Ok(only),
             (None, _) => {
                 let several = "required, because there are several pairs";
-                Err(Problem::parameter("pair", several))
+                Err(ErrorReply::parameter("pair", several))
             }
             (Some(name), pairs) => {
                 let found = pairs.iter().find(|pair| pair.name == *name);
-                found.ok_or_else(|| Problem::not_found(format!("no pair {name:?}")))
+                found.ok_or_else(|| ErrorReply::not_found(format!("no pair {name:?}")))
             }
         }
     }
 
     /// Returns the named pair, the only one whose configuration has the family, or the only one.
-    pub fn pair_of(&self, pair: &Option<String>, family: &str) -> Result<&Arc<PairState>, Problem> {
+    pub fn pair_of(
+        &self,
+        pair: &Option<String>,
+        family: &str,
+    ) -> Result<&Arc<PairState>, ErrorReply> {
         let config = self.config.borrow();
-        let has_it = |one: &&Arc<PairState>| {
-            let pair = config.pair(&one.name);
-            pair.is_some_and(|pair| pair.family(family).is_some())
-        };
-        let mut pairs = self.pairs.iter().filter(has_it);
+        let mut pairs = self.pairs.iter().filter(|one| {
+            let configured = config.pair(&one.name);
+            configured.is_some_and(|configured| configured.family(family).is_some())
+        });
         match (pair, pairs.next(), pairs.next()) {
             (None, Some(only), None) => Ok(only),
             (None, None, _) if self.pairs.len() > 1 => {
-                let problem = Problem::not_found(format!("no family {family:?} is configured"));
-                Err(problem.advise("name its pair if another program opens it"))
+                let reply = ErrorReply::not_found(format!("no family {family:?} is configured"));
+                Err(reply.advise("name its pair if another program opens it"))
             }
             _ => self.pair(pair),
         }
@@ -116,7 +121,7 @@ impl App {
         &self,
         pair: &Option<String>,
         name: &str,
-    ) -> Result<ServedFamily<'_>, Problem> {
+    ) -> Result<ServedFamily<'_>, ErrorReply> {
         let pair = self.pair_of(pair, name)?;
         let counterfoil = connected(pair)?;
         let permit = read_permit(pair).await?;
@@ -127,21 +132,23 @@ impl App {
         };
         let counters = match (registered, opened) {
             (Some(registered), Some(opened)) if moves(opened.family(), &registered.family) => {
-                let differs = "the daemon has it open with other settings than the database has";
-                let differs = format!("{name}: {differs}");
+                let differs = format!(
+                    "{name}: the daemon has it open with other settings than the database has"
+                );
                 return Err(Error::new(ErrorKind::Mismatch, differs).into());
             }
             (_, Some(opened)) => opened,
             (Some(registered), None) if pair.serve.includes(registered.family.namespace()) => {
                 counterfoil.open_registered(registered)?
             }
-            // a declared family that the worker has not opened yet, such as the first use of a namespace
+            // a configured pattern may describe a family that the worker has not opened yet,
+            // because its namespace is used for the first time
             (registered, None) => match self.declared(pair, name) {
                 Some(declared) => families::open(&counterfoil, &declared, name).await?,
                 None if registered.is_some() => {
                     let other = format!("this daemon does not serve family {name}");
                     let advice = "use `counterfoil get`, or add it to `serve`";
-                    return Err(Problem::not_found(other).advise(advice));
+                    return Err(ErrorReply::not_found(other).advise(advice));
                 }
                 None => return Err(unknown(&counterfoil, name).await),
             },
@@ -161,25 +168,25 @@ impl ServedFamily<'_> {
         self.counters.family()
     }
 
-    pub fn wrong_kind(&self, expected: &str) -> Problem {
+    pub fn wrong_kind(&self, expected: &str) -> ErrorReply {
         let (name, kind) = (&self.name, self.family().kind());
         let wrong = format!("{name} has the kind {kind}, not {expected}");
-        Problem::parameter("family", wrong)
+        ErrorReply::parameter("family", wrong)
     }
 
     /// Returns exact values in the order of the ids. For visitors, ids are `SCOPE/DAY`.
-    pub async fn values(&self, ids: &[String]) -> Result<Vec<Option<i64>>, Problem> {
-        match families::values(&self.counters, ids).await {
+    pub async fn values(&self, ids: &[String]) -> Result<Vec<Option<i64>>, ErrorReply> {
+        match families::read_values(&self.counters, ids).await {
             Ok(Some(values)) => Ok(values),
             Ok(None) => Err(self.wrong_kind("buffered, cached or visitors")),
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                Err(Problem::parameter("id", error))
+                Err(ErrorReply::parameter("id", error))
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    pub fn series(&self) -> Result<&Series, Problem> {
+    pub fn series(&self) -> Result<&Series, ErrorReply> {
         match &self.counters {
             AnyCounters::Series(series) => Ok(series),
             _ => Err(self.wrong_kind("series")),

@@ -1,4 +1,4 @@
-//! Failed logins, counted by client, so that no client can try many tokens.
+//! Failed logins, counted by client, so that the log shows attempts, and is not filled by them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// The time in which failures are counted.
 const WINDOW: Duration = Duration::from_secs(60);
-/// The number of failures after which a client must wait for the end of the window.
+/// The number of failures in the window that are logged.
 const LIMIT: u32 = 10;
 /// The maximum number of clients to remember.
 const MAX_CLIENTS: usize = 10_000;
@@ -17,27 +17,25 @@ const MAX_CLIENTS: usize = 10_000;
 pub struct Logins(Mutex<HashMap<IpAddr, (Instant, u32)>>);
 
 impl Logins {
-    /// Returns how long the client must wait before its next attempt, `None` if it need not wait.
-    pub fn pause(&self, client: IpAddr) -> Option<Duration> {
-        let clients = self.clients();
-        let (first, number) = clients.get(&network(client))?;
-        (*number >= LIMIT).then(|| rest(*first))
-    }
-
-    /// Counts and logs a failed attempt.
-    pub fn failed(&self, client: IpAddr) {
+    /// Counts a failed attempt, and logs it up to the limit. Beyond it, returns the time for which
+    /// the client must wait.
+    pub fn count_failure(&self, client: IpAddr) -> Option<Duration> {
         let mut clients = self.clients();
         if clients.len() >= MAX_CLIENTS {
             clients.clear();
         }
         let failures = clients.entry(network(client));
         let (first, number) = failures.or_insert((Instant::now(), 0));
-        *number += 1;
+        *number = number.saturating_add(1);
+        if *number > LIMIT {
+            return Some(rest(*first));
+        }
         tracing::warn!(%client, failures = number, "login failed: wrong token");
         if *number == LIMIT {
             let seconds = rest(*first).as_secs();
-            tracing::warn!(%client, seconds, "too many failed logins, further ones are refused");
+            tracing::warn!(%client, seconds, "too many failed logins, further ones are not logged");
         }
+        None
     }
 
     /// Returns the clients whose time is not over.
@@ -52,8 +50,8 @@ fn rest(first: Instant) -> Duration {
     WINDOW.saturating_sub(first.elapsed())
 }
 
-/// Returns what identifies a client: the address or, since a client usually has a whole network of
-/// IPv6, the network.
+/// Returns the address under which a client is counted. Of IPv6 that is its /64 network, because a
+/// client can usually choose any address in it.
 fn network(client: IpAddr) -> IpAddr {
     match client.to_canonical() {
         IpAddr::V6(address) => {
@@ -73,12 +71,14 @@ mod tests {
         let logins = Logins::default();
         let address = |text: &str| text.parse::<IpAddr>().expect(text);
         for number in 0..LIMIT {
-            assert_eq!(logins.pause(address("2001:db8::1")), None);
-            logins.failed(address(&format!("2001:db8::{number}:1")));
+            let failed = logins.count_failure(address(&format!("2001:db8::{number}:1")));
+            assert_eq!(failed, None);
         }
-        let pause = logins.pause(address("2001:db8::ffff")).expect("it waits");
+        let pause = logins
+            .count_failure(address("2001:db8::ffff"))
+            .expect("a pause");
         assert!(!pause.is_zero() && pause <= WINDOW, "{pause:?}");
-        assert_eq!(logins.pause(address("2001:db8:0:1::1")), None);
-        assert_eq!(logins.pause(address("192.0.2.1")), None);
+        assert_eq!(logins.count_failure(address("2001:db8:0:1::1")), None);
+        assert_eq!(logins.count_failure(address("192.0.2.1")), None);
     }
 }

@@ -13,8 +13,8 @@ use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::problem::Problem;
-use super::{LOGIN, VALUES};
+use super::error::ErrorReply;
+use super::{LOGIN, LOGOUT, VALUES};
 
 /// The time limit of a reply.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
@@ -24,10 +24,10 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Refuses methods other than GET and HEAD, and requests with a body, except for a login and for
+/// Refuses methods other than GET and HEAD, and requests with a body, except to log in or out and for
 /// values by a list of ids.
 pub async fn read_only(request: Request, next: Next) -> Response {
-    if request.method() == Method::POST && [LOGIN, VALUES].contains(&request.uri().path()) {
+    if request.method() == Method::POST && [LOGIN, LOGOUT, VALUES].contains(&request.uri().path()) {
         return next.run(request).await;
     }
     let (status, why) = if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -39,14 +39,14 @@ pub async fn read_only(request: Request, next: Next) -> Response {
         return next.run(request).await;
     };
     let headers = [(ALLOW, "GET, HEAD"), (CONNECTION, "close")];
-    (headers, Problem::new(status, why)).into_response()
+    (headers, ErrorReply::new(status, why)).into_response()
 }
 
 /// Ends requests that take too long.
 pub async fn time_limit(request: Request, next: Next) -> Response {
     let reply = tokio::time::timeout(TIME_LIMIT, next.run(request)).await;
     reply.unwrap_or_else(|_| {
-        Problem::unavailable(format!("no reply within {TIME_LIMIT:?}"))
+        ErrorReply::unavailable(format!("no reply within {TIME_LIMIT:?}"))
             .advise("the status page shows the state of the servers")
             .into_response()
     })

@@ -4,11 +4,11 @@ mod api;
 mod assets;
 mod auth;
 mod connections;
+pub mod error;
 mod family;
 mod logins;
 mod middleware;
 mod page;
-pub mod problem;
 
 use std::slice;
 use std::sync::Arc;
@@ -25,24 +25,28 @@ use axum::routing::{get, post};
 use axum_extra::extract::Query;
 use metrics_exporter_prometheus::PrometheusHandle;
 use percent_encoding::percent_decode_str;
+use rustix::system::uname;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
 use tokio::sync::{SemaphorePermit, watch};
 use tokio::time::timeout;
 
+use self::error::ErrorReply;
 use self::logins::Logins;
-use self::problem::Problem;
 use crate::config::Config;
 use crate::metrics::render;
 use crate::state::PairState;
+use crate::status::unix_now;
 use crate::view::View;
 
-/// The time for which a request waits for others to end. Clients wait for half a second in all, and
-/// have time to ask another daemon.
+/// The time for which a request waits for others to end. Client packages wait for half a second in
+/// all, so after a refusal they still have time to ask another daemon.
 const QUEUE_TIME: Duration = Duration::from_millis(200);
 
 /// The path to which the form for the token is sent.
 const LOGIN: &str = "/login";
+/// The path that ends a browser's session.
+const LOGOUT: &str = "/logout";
 /// The path that takes ids in a body.
 const VALUES: &str = "/api/v1/values";
 const MAX_LOGIN_BYTES: usize = 4096;
@@ -56,6 +60,10 @@ pub struct App {
     /// The name of the cookie. It differs between daemons on one machine, since cookies are shared by
     /// all ports of a host.
     cookie: String,
+    /// The machine and the port, by which operators tell daemons apart.
+    instance: String,
+    /// The start in Unix seconds.
+    started: u64,
     logins: Logins,
 }
 
@@ -75,6 +83,8 @@ impl App {
             config,
             prometheus,
             cookie: format!("counterfoil-{port}"),
+            instance: format!("{}:{port}", uname().nodename().to_string_lossy()),
+            started: unix_now(),
             logins: Logins::default(),
         }
     }
@@ -85,7 +95,7 @@ impl App {
     }
 
     /// Returns the last known state of the pair `name`, or of all pairs.
-    fn view_of(&self, name: &Option<String>) -> Result<View, Problem> {
+    fn view_of(&self, name: &Option<String>) -> Result<View, ErrorReply> {
         Ok(match name {
             Some(_) => View::of(slice::from_ref(self.pair(name)?)),
             None => self.view(),
@@ -95,30 +105,31 @@ impl App {
 
 /// Waits for a permit to read from the servers of a pair, but not for long. Dropping the permit frees
 /// it.
-async fn read_permit(pair: &PairState) -> Result<SemaphorePermit<'_>, Problem> {
+async fn read_permit(pair: &PairState) -> Result<SemaphorePermit<'_>, ErrorReply> {
     match timeout(QUEUE_TIME, pair.reads.acquire()).await {
         Ok(Ok(permit)) => Ok(permit),
-        _ => Err(Problem::overloaded("too many reads at a time")
+        _ => Err(ErrorReply::overloaded("too many reads at a time")
             .advise("retry later, or send some requests to another daemon")),
     }
 }
 
-/// An extractor of query parameters, with a [`Problem`] for errors.
+/// An extractor of query parameters, with an [`ErrorReply`] for errors.
 pub struct Params<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
-    type Rejection = Problem;
+    type Rejection = ErrorReply;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        // `Query` replaces invalid UTF-8, which would be another id
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ErrorReply> {
+        // `Query` would replace bytes that are not UTF-8, and so read another id than the one
+        // requested
         let mut params = parts.uri.query().unwrap_or_default().split('&');
         if let Some(param) = params.find(|param| percent_decode_str(param).decode_utf8().is_err()) {
             let name = param.split('=').next().unwrap_or_default();
-            return Err(Problem::parameter(name, "the value is not UTF-8"));
+            return Err(ErrorReply::parameter(name, "the value is not UTF-8"));
         }
         match Query::from_request_parts(parts, state).await {
             Ok(Query(params)) => Ok(Params(params)),
-            Err(rejection) => Err(Problem::new(rejection.status(), rejection.body_text())),
+            Err(rejection) => Err(ErrorReply::new(rejection.status(), rejection.body_text())),
         }
     }
 }
@@ -127,31 +138,47 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
 pub async fn serve(listener: TcpListener, app: App, stop: impl Future<Output = ()>) {
     let app = Arc::new(app);
     let all = router(&app).merge(health());
-    let busy = || async { Problem::overloaded("too many connections") };
-    let reserve = health().fallback(busy);
+    let reserve = guarded(scrapes(&app), &app)
+        .merge(health())
+        .fallback(|| async { ErrorReply::overloaded("too many connections") });
     let routers = [all, reserve].map(|router| finish(router, app.clone()));
     connections::serve(listener, routers, stop).await;
 }
 
 fn router(app: &Arc<App>) -> Router<Arc<App>> {
-    Router::new()
+    let all = Router::new()
         .merge(api::routes())
         .merge(page::routes())
-        .route("/metrics", get(metrics))
-        .fallback(|| async { Problem::not_found("nothing at this path") })
+        .fallback(|| async { ErrorReply::not_found("nothing at this path") })
         .layer(from_fn_with_state(app.clone(), auth::require_token))
-        .merge(public())
+        .merge(scrapes(app))
+        .merge(public());
+    guarded(all, app)
+}
+
+/// Limits the time of requests, and requires a known host name.
+fn guarded(router: Router<Arc<App>>, app: &Arc<App>) -> Router<Arc<App>> {
+    router
         .layer(from_fn(middleware::time_limit))
         .layer(from_fn_with_state(app.clone(), auth::require_host))
 }
 
 /// Returns the routes that a browser needs to log in.
 fn public() -> Router<Arc<App>> {
-    // a browser may keep the address of the form
+    // a browser that shows the form after a failed login has this address, and may load it again
+    // with GET
     let login = post(auth::login).get(|| async { Redirect::to("./") });
     Router::new()
         .merge(assets::routes())
         .route(LOGIN, login.layer(DefaultBodyLimit::max(MAX_LOGIN_BYTES)))
+        .route(LOGOUT, post(auth::logout))
+}
+
+/// Returns the route of the metrics.
+fn scrapes(app: &Arc<App>) -> Router<Arc<App>> {
+    Router::new()
+        .route("/metrics", get(metrics))
+        .layer(from_fn_with_state(app.clone(), auth::require_token))
 }
 
 /// Returns the routes that need no token.
@@ -180,9 +207,9 @@ async fn metrics(app: AppState) -> impl IntoResponse {
 async fn readyz(app: AppState) -> (StatusCode, String) {
     match app.view().not_ready() {
         None => (StatusCode::OK, "ready\n".to_owned()),
-        Some(reason) => {
-            let reason = format!("not ready: {reason}\n");
-            (StatusCode::SERVICE_UNAVAILABLE, reason)
-        }
+        Some(reason) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("not ready: {reason}\n"),
+        ),
     }
 }

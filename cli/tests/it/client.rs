@@ -1,5 +1,6 @@
 //! HTTP as bytes, so that a test can also send what no client would send.
 
+use std::io;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -33,7 +34,7 @@ impl Reply {
     fn of(bytes: &[u8]) -> Option<Self> {
         let text = String::from_utf8_lossy(bytes);
         let (head, body) = text.split_once("\r\n\r\n")?;
-        let status = head.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+        let status = head.strip_prefix("HTTP/1.")?.get(2..5)?.parse().ok()?;
         Some(Reply {
             status,
             head: head.to_owned(),
@@ -50,22 +51,21 @@ pub fn address(daemon: &Daemon) -> String {
 /// Sends the bytes and returns everything up to the end of the connection, or `None` if it is not
 /// HTTP.
 pub async fn send(daemon: &Daemon, bytes: &[u8]) -> Option<Reply> {
-    let mut stream = TcpStream::connect(address(daemon))
-        .await
-        .expect("it listens");
+    let reply = timeout(Duration::from_secs(40), exchange(&address(daemon), bytes)).await;
+    reply.expect("the connection ends").expect("it listens")
+}
+
+/// Sends the bytes to HOST:PORT as [`send`] does. Fails if there is no connection.
+pub async fn exchange(address: &str, bytes: &[u8]) -> io::Result<Option<Reply>> {
+    let mut stream = TcpStream::connect(address).await?;
     // a server that refuses a request early may close the connection before it is fully sent
     let _ = stream.write_all(bytes).await;
     let mut came = Vec::new();
-    let read = async {
-        let mut buffer = vec![0; 16_384];
-        while let Ok(length @ 1..) = stream.read(&mut buffer).await {
-            came.extend_from_slice(&buffer[..length]);
-        }
-    };
-    timeout(Duration::from_secs(40), read)
-        .await
-        .expect("the connection ends");
-    Reply::of(&came)
+    let mut buffer = vec![0; 16_384];
+    while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+        came.extend_from_slice(&buffer[..length]);
+    }
+    Ok(Reply::of(&came))
 }
 
 pub async fn request(daemon: &Daemon, method: &str, path: &str, headers: &str) -> Reply {

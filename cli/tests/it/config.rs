@@ -195,6 +195,11 @@ fn mistakes_are_told_with_file_and_line() {
             "missing field `mysql`",
         ),
         (
+            PAIR.replace("redis://localhost", "rediss://a/#insecure"),
+            2,
+            "redis_ca",
+        ),
+        (
             PAIR.replace("redis://localhost", "http://a"),
             2,
             "expected the URL of a Redis",
@@ -233,7 +238,7 @@ fn mistakes_are_told_with_file_and_line() {
         (
             pair("durability = 'sometimes'"),
             4,
-            "unknown variant `sometimes`",
+            "expected \"immediate\", or a time",
         ),
         (pair("redis_cert = 'client.pem'"), 1, "go together"),
         (

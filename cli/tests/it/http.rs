@@ -951,8 +951,9 @@ async fn too_much_is_refused_and_the_slow_are_cut() {
     }
     assert_eq!(get(&daemon, "/healthz").await.status, 200);
     assert_eq!(get(&daemon, "/readyz").await.status, 200);
-    // the connection ends, so that a client does not keep one that serves health alone
-    let keeping = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    assert_eq!(get(&daemon, "/metrics").await.status, 200);
+    // the connection ends, so that a client does not keep one of the reserve
+    let keeping = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
     assert_eq!(send(&daemon, keeping).await.unwrap().status, 503);
     // all of that while the slow ones are served: they are cut after ten seconds
     let mut end = Vec::new();
@@ -1127,7 +1128,7 @@ async fn values_of_a_family_with_other_bounds_are_exact() {
     configure("max = 10");
     let daemon = site.daemon().await;
     ready(&daemon).await;
-    configure("max = 20\ndurability = { settle = \"100ms\" }");
+    configure("max = 20\ndurability = \"100ms\"");
     let changed = site.run(&["reconfigure", "shop/stock"]).await;
     assert_eq!(changed.code, 0, "{changed:?}");
     site.run(&["add", "shop/stock", "1", "15"]).await;

@@ -71,6 +71,14 @@ const unreadable = () => page.evaluate(() => {
   });
 });
 
+/** Texts that are shown as they are written in the source, and headings that repeat another one. */
+const unclear = () => page.evaluate(() => {
+  const headings = [...document.querySelectorAll('h1, h2, caption, summary')].map((heading) => heading.textContent);
+  const twice = headings.filter((heading, at) => headings.indexOf(heading) !== at);
+  const source = document.body.innerText.split('\n').filter((line) => /`|Durability::|""/.test(line));
+  return [...twice, ...source];
+});
+
 const orders = {
   goto: ({ path }) => page.goto(new URL(path, url), { waitUntil: 'load', timeout: WAIT_MS }),
   shows: ({ selector, text }) => until(text, () => page.evaluate(
@@ -97,10 +105,13 @@ const orders = {
     await Promise.all([page.waitForNavigation({ timeout: WAIT_MS }), page.keyboard.press('Enter')]);
     wrong.length = 0; // the browser reports the 401 of the form
   },
+  press: ({ selector }) => Promise.all([page.waitForNavigation({ timeout: WAIT_MS }), page.click(selector)]),
   at: async ({ path }) => assert.equal(page.url(), new URL(path, url).href),
-  close: ({ selector }) => page.evaluate((wanted) => { document.querySelector(wanted).open = false; }, selector),
-  'is closed': async ({ selector }) => assert.ok(await page.evaluate(
-    (wanted) => !document.querySelector(wanted).open, selector)),
+  open: ({ selector }) => page.evaluate((wanted) => { document.querySelector(wanted).open = true; }, selector),
+  'is open': async ({ selector }) => assert.ok(await page.evaluate(
+    (wanted) => document.querySelector(wanted).open, selector)),
+  evaluates: ({ expression, value }) => until(value, () => page.evaluate(expression)),
+  plain: async () => assert.deepEqual(await unclear(), []),
   finest: ({ precision }) => until(precision, () => page.evaluate(
     () => document.querySelector('select[name=precision]')?.value)),
   focus: ({ selector }) => page.focus(selector),

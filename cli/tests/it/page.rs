@@ -73,6 +73,7 @@ impl Browser {
             self.tell(json!({"do": "size", "width": width, "height": height}))
                 .await;
             self.tell(json!({"do": "fits"})).await;
+            self.tell(json!({"do": "plain"})).await;
             for scheme in ["light", "dark"] {
                 self.tell(json!({"do": "scheme", "scheme": scheme})).await;
                 self.tell(json!({"do": "readable"})).await;
@@ -87,6 +88,12 @@ impl Browser {
     async fn ends(mut self) {
         drop(self.orders);
         assert!(self.process.wait().await.expect("it ends").success());
+    }
+
+    /// Waits until an expression has this value in the page.
+    async fn evaluates(&mut self, expression: &str, value: &str) {
+        self.tell(json!({"do": "evaluates", "expression": expression, "value": value}))
+            .await;
     }
 
     async fn shows(&mut self, selector: &str, text: &str) {
@@ -149,14 +156,14 @@ async fn pages_show_what_was_counted() {
     browser
         .tell(json!({"do": "focused", "selector": family}))
         .await;
-    let families = "#healthy-families";
+    let findings = "#recommendations";
     browser
-        .tell(json!({"do": "close", "selector": families}))
+        .tell(json!({"do": "open", "selector": findings}))
         .await;
     hit(1235..1236).await;
     browser.shows(PENDING, "1,236").await;
     browser
-        .tell(json!({"do": "is closed", "selector": families}))
+        .tell(json!({"do": "is open", "selector": findings}))
         .await;
     browser.tell(json!({"do": "loads", "times": 1})).await;
 
@@ -190,9 +197,7 @@ async fn pages_show_what_was_counted() {
     browser.tell(json!({"do": "without scripts"})).await;
     browser.goes("/?family=views").await;
     browser.shows(PENDING, "1,237").await;
-    browser
-        .shows("#healthy-families summary", "Healthy: 1")
-        .await;
+    browser.shows("#part-families h2", "Families: 1").await;
     browser.shows("#servers tbody .state", "up").await;
     browser
         .goes("/family?family=shop/downloads&id=file&precision=day")
@@ -205,11 +210,25 @@ async fn pages_show_what_was_counted() {
     browser.tell(json!({"do": "with scripts"})).await;
     browser.goes("/").await;
     browser.shows("#connection", "Live.").await;
-    daemon.signal("KILL");
-    daemon.ended().await;
+    let banner = "document.querySelector('.health').className";
+    browser.evaluates(banner, "health degraded").await;
+    daemon.signal("STOP");
     browser
         .shows("#connection", "The daemon does not respond.")
         .await;
+    browser.shows(HEALTH, "unknown").await;
+    browser.evaluates(banner, "health unknown").await;
+    let title = "document.title";
+    browser.evaluates(title, "unknown – Counterfoil").await;
+    browser.shows("#figure-pending .value", "–").await;
+    let colour = "getComputedStyle(document.querySelector('main')).filter";
+    browser.evaluates(colour, "grayscale(1)").await;
+    daemon.signal("CONT");
+    browser.shows("#connection", "Live.").await;
+    browser.shows(HEALTH, "degraded").await;
+    browser.evaluates(title, "degraded – Counterfoil").await;
+    browser.evaluates(colour, "none").await;
+    browser.shows("#figure-pending .value", "1,237").await;
     browser.ends().await;
 }
 
@@ -257,6 +276,8 @@ async fn pages_are_readable_in_every_state() {
         .tell(json!({"do": "enter", "selector": "input[type=password]", "text": "a token"}))
         .await;
     browser.shows(HEALTH, "healthy").await;
+    let latencies = "String([...document.querySelectorAll('#servers td.latency')].filter((cell) => /^[0-9.]+ ms .*[0-9.]+ ms/.test(cell.textContent)).length)";
+    browser.evaluates(latencies, "2").await;
     browser
         .tell(json!({"do": "at", "path": "/?family=shop"}))
         .await;
@@ -266,25 +287,36 @@ async fn pages_are_readable_in_every_state() {
     let long = format!("https://example.com/{}", "a-very-long-path/".repeat(9));
     site.printed(&["add", "shop/votes", &long, "1000"]).await;
     site.printed(&["add", "shop/views", &long, "7"]).await;
-    browser.shows("#figure-open .value", "1, 0").await;
+    site.printed(&["add", "shop/votes", "another", "1000"])
+        .await;
+    browser.shows("#figure-open .value", "2, 0").await;
     browser.shows(HEALTH, "degraded").await;
+    // both have one reason
+    browser.shows("#rejects tbody strong", "2").await;
+    let ids = "[...document.querySelectorAll('#rejects bdi[title]')].map((id) => [id.title, id.textContent]).join()";
+    let (start, end) = (&long[..24], &long[long.len() - 24..]);
+    browser
+        .evaluates(ids, &format!("{long},{start}…{end}"))
+        .await;
     browser.is_good("rejects").await;
     browser.goes("/family?family=shop/votes").await;
-    browser.shows("#part-health .state", "rejects").await;
+    browser.shows(HEALTH, "rejects").await;
+    let title = "document.title";
+    browser
+        .evaluates(title, "rejects – shop/votes – Counterfoil")
+        .await;
     browser.is_good("family").await;
 
     site.sql(MANY).await;
     daemon.signal("HUP");
     browser.goes("/").await;
-    browser
-        .shows("#healthy-families summary", "Healthy: 10,002")
-        .await;
+    browser.shows("#part-families h2", "Families: 10,003").await;
+    browser.shows("#namespace-main-shop", "shop").await;
     browser.goes("/").await;
     browser.is_good("many").await;
     browser.goes("/?family=f77").await;
-    browser
-        .shows("#healthy-families summary", "Healthy: 100")
-        .await;
+    browser.shows("#part-families h2", "Families: 100").await;
+    browser.is_good("some").await;
 
     mysql.kill();
     browser.goes("/").await;
@@ -292,11 +324,29 @@ async fn pages_are_readable_in_every_state() {
     browser
         .shows("#part-problems li strong", "MySQL is unavailable")
         .await;
+    // what fails because of it is folded, and rejects are not
+    let folded = "String(document.querySelector('#because-of-main-mysql li') !== null)";
+    browser.evaluates(folded, "true").await;
+    let problems = "[...document.querySelectorAll('.problems > li > p:first-child > strong')].map((one) => one.textContent).join()";
+    browser
+        .evaluates(problems, "MySQL is unavailable,shop/votes has rejects")
+        .await;
+    browser.shows("#figure-open .value", "–").await;
     browser.is_good("without-mysql").await;
     site.redis.kill();
     browser
         .shows("#part-problems li strong", "Redis is unavailable")
         .await;
+    browser.shows("#figure-rate .value", "–").await;
+    browser.shows("#figure-pending .value", "–").await;
     browser.is_good("without-servers").await;
+    browser.goes("/family?family=shop/views").await;
+    browser.shows(HEALTH, "no Redis").await;
+    browser.shows("#figure-pending .value", "–").await;
+    browser.is_good("family-without-servers").await;
+    browser
+        .tell(json!({"do": "press", "selector": "#log-out"}))
+        .await;
+    browser.shows("main button", "Log in").await;
     browser.ends().await;
 }

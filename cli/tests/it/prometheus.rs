@@ -5,9 +5,10 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use counterfoil::{BufferedCounters, Counterfoil, Durability, Family};
+use counterfoil::{BufferedCounters, Counterfoil, Durability, Family, MysqlStore};
 use serde_json::Value;
 use tempfile::TempDir;
+use testkit::{Certificates, MysqlServer, RedisOptions, RedisServer};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -232,7 +233,13 @@ async fn the_dashboard_shows_two_daemons_that_are_well_and_no_alert_is_active() 
     if run("prometheus", &["--version"]).await.is_none() {
         return;
     }
-    let site = Site::new().await;
+    let certificates = Certificates::issue();
+    let redis = RedisServer::start(RedisOptions::volatile().tls(&certificates)).await;
+    let mysql = MysqlServer::start().await;
+    let (database, pool) = mysql.database("dashboard").await;
+    let site = Site::of(redis, pool, mysql.url(&database));
+    let tables = MysqlStore::new(&site.pool).expect("a store");
+    tables.create_tables().await.expect("counterfoil's tables");
     for setting in ["CONFIG SET appendfsync always", "CONFIG SET appendonly yes"] {
         site.redis.run::<()>(setting).await.expect("set");
     }
@@ -240,6 +247,14 @@ async fn the_dashboard_shows_two_daemons_that_are_well_and_no_alert_is_active() 
         .await;
     let path = site.configure(&format!("{KINDS}{LIKES}"));
     let configuration = fs::read_to_string(&path).expect("read");
+    let url = format!("rediss://localhost:{}", site.redis.port());
+    let ca = certificates.file("ca.pem");
+    let cert = certificates.file("client.pem");
+    let key = certificates.file("client.key");
+    let tls =
+        format!("redis = {url:?}\nredis_ca = {ca:?}\nredis_cert = {cert:?}\nredis_key = {key:?}\n");
+    let plain = format!("redis = {:?}\n", site.redis.url());
+    let configuration = replaced(&configuration, &plain, &tls);
     site.write(&format!("token = \"secret\"\n{configuration}"));
     let recounted = site.run(&["recount", "shop/likes"]).await;
     assert_eq!(recounted.code, 0, "{recounted:?}");

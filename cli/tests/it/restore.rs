@@ -90,6 +90,57 @@ impl Counted {
         }
     }
 
+    /// Waits until every surface reports a set-back of this server with the loss of each family, and
+    /// until it reports none after an operator has acknowledged it.
+    async fn is_a_problem_until_acknowledged(&self, daemon: &Daemon, server: &str, lost: &[&str]) {
+        let name = if server == "redis" { "Redis" } else { "MySQL" };
+        let problem = format!("{name} was set back to an older state");
+        eventually(&problem, async || {
+            let state = get(daemon, "/api/v1/state").await.json();
+            let problems = state["problems"].as_array().expect("problems");
+            problems.iter().any(|one| {
+                let why = one["why"].as_str().unwrap_or_default();
+                one["problem"] == problem.as_str() && lost.iter().all(|lost| why.contains(lost))
+            })
+        })
+        .await;
+        let state = get(daemon, "/api/v1/state").await.json();
+        assert_eq!(state["state"], "degraded");
+        assert_eq!(state["pairs"][0]["set_backs"][0]["server"], server);
+        assert!(get(daemon, "/").await.body.contains(&problem));
+        let page = get(daemon, "/family?family=shop/views").await.body;
+        assert!(
+            page.contains("<strong>set back</strong>") && page.contains(&problem),
+            "{page}"
+        );
+        let metrics = get(daemon, "/metrics").await.body;
+        let gauge = format!(
+            "counterfoil_open_set_backs{{pair=\"main\",family=\"views\",server=\"{server}\"}} 1\n"
+        );
+        assert!(metrics.contains(&gauge), "{metrics}");
+        let status = self.site.run(&["status"]).await;
+        assert!(
+            status.code == 1 && status.out.contains(&problem),
+            "{status:?}"
+        );
+        let listed = self.site.run(&["set-backs", "list"]).await;
+        assert!(
+            listed.code == 1 && listed.out.contains(server),
+            "{listed:?}"
+        );
+
+        let acknowledged = self.site.run(&["set-backs", "acknowledge"]).await;
+        assert_eq!((acknowledged.code, acknowledged.out), (0, listed.out));
+        let status = self.site.run(&["status"]).await;
+        assert!(!status.out.contains(&problem), "{status:?}");
+        let listed = self.site.run(&["set-backs", "list"]).await;
+        assert_eq!((listed.code, &*listed.out), (0, "no set-backs\n"));
+        eventually("no problem", async || {
+            !get(daemon, "/").await.body.contains(&problem)
+        })
+        .await;
+    }
+
     /// Waits until the rows have these values.
     async fn has_rows(&self, views: i64, votes: i64) {
         eventually(&format!("{views} views, {votes} votes"), async || {
@@ -147,6 +198,10 @@ async fn set_back_database(position: &str) {
     let daemon = counted.site.daemon().await;
     let set_back = "the database was set back to an older state";
     daemon.logs(&[set_back, "family=shop/votes"]).await;
+    let lost = [" of shop/views", " of shop/votes"];
+    counted
+        .is_a_problem_until_acknowledged(&daemon, "mysql", &lost)
+        .await;
     counted.count(2).await;
     counted.has_rows(12, 12).await;
     // the value of a cached counter follows its row at the counter's next save
@@ -179,6 +234,14 @@ async fn a_redis_from_a_backup_doubles_nothing_and_counts_on() {
     counted.has(13, 13).await;
     counted.restore_redis().await;
     counted.began_anew(&daemon, 10).await;
+    let lost = [
+        "20 hits that waited were dropped",
+        "10 of shop/views",
+        "10 of shop/votes",
+    ];
+    counted
+        .is_a_problem_until_acknowledged(&daemon, "redis", &lost)
+        .await;
     counted.has(13, 13).await;
     counted.count(2).await;
     counted.has(15, 15).await;

@@ -185,10 +185,13 @@ async fn check_reports_the_protection_of_both_servers() {
             "{checked}"
         );
     }
-    write(&format!("rediss://localhost:{redis}/#insecure"), &address);
+    // its certificate is another name's
+    write(&format!("rediss://127.0.0.1:{redis}"), &address);
+    let checked = site.run(&["check"]).await.out;
+    assert!(!checked.contains("redis: TLS"), "{checked}");
+    write(&format!("rediss://localhost:{redis}"), &address);
     let checked: Value = serde_json::from_str(&site.run(&["check", "--json"]).await.out).unwrap();
     let unverified = "TLS, the certificate is not verified";
-    assert_eq!(checked[0]["tls"]["redis"], unverified);
     let mysql = checked[0]["tls"]["mysql"].as_str().unwrap();
     assert!(
         mysql.starts_with(unverified) && mysql.contains("(TLSv1."),
@@ -238,6 +241,9 @@ async fn only_known_host_names_are_served() {
         assert_eq!(asked("/healthz", &header).await, 200, "{host}");
     }
     assert_eq!(asked("/metrics", "").await, 421);
+    let stranger = "GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
+    let reply = send(&daemon, stranger.as_bytes()).await.unwrap();
+    assert!(reply.body.contains("add it to `hosts`"), "{reply:?}");
     assert_eq!(
         asked("http://evil.example/metrics", "Host: localhost\r\n").await,
         421
@@ -289,7 +295,8 @@ async fn logins_expire_are_counted_and_follow_the_configuration() {
     let site = Site::new().await;
     let text = std::fs::read_to_string(site.configure("")).unwrap();
     std::fs::write(site.folder().join("token"), SECRET).unwrap();
-    site.write(&format!("token_file = \"token\"\n{text}"));
+    let file = |proxies: &str| format!("token_file = \"token\"\nproxies = [{proxies}]\n{text}");
+    site.write(&file("\"127.0.0.1\""));
     let daemon = site.daemon().await;
     let port = address(&daemon).rsplit_once(':').unwrap().1.to_owned();
     let login = async |token: &str, headers: &str| {
@@ -324,13 +331,14 @@ async fn logins_expire_are_counted_and_follow_the_configuration() {
     let later = session.replace("\r\n", "0\r\n");
     assert_eq!(status(&later).await, 401);
 
-    // a browser behind the proxy of this machine; others are not affected
+    // wrong tokens of other clients at the same address do not lock out a client with the right one
     let stranger = "X-Forwarded-For: 203.0.113.9, 198.51.100.7\r\n";
     for _ in 0..10 {
         assert_eq!(login("wrong", stranger).await.status, 401);
     }
-    let refused = login(SECRET, stranger).await;
+    let refused = login("wrong", stranger).await;
     assert_eq!(refused.status, 429, "{refused:?}");
+    assert_eq!(login(SECRET, stranger).await.status, 303);
     assert!(
         refused
             .header("retry-after")
@@ -345,10 +353,34 @@ async fn logins_expire_are_counted_and_follow_the_configuration() {
     assert_eq!((lines, daemon.lines(&["too many failed logins"])), (10, 1));
     assert!(!daemon.log().contains("=wrong") && !daemon.log().contains(SECRET));
 
+    // a header ends before a line break
+    let body = format!("token={SECRET}&next=family%3Fa%0D%0ASet-Cookie:%20a=b");
+    let led = http::login(&daemon, &body, "").await;
+    assert_eq!(
+        (led.status, led.header("location")),
+        (303, Some("./")),
+        "{led:?}"
+    );
+    let ended = request(&daemon, "POST", "/logout", &session).await;
+    let cookie = ended.header("set-cookie").unwrap();
+    assert!(
+        cookie.contains("Max-Age=0") && ended.status == 303,
+        "{ended:?}"
+    );
+
     // a reload replaces the token, and ends the sessions of the former one
     std::fs::write(site.folder().join("token"), "another").unwrap();
+    site.write(&file(""));
     daemon.signal("HUP");
     daemon.logs(&["reloaded"]).await;
+    // no proxy is configured any more, so this header is the client's own
+    assert_eq!(
+        login("wrong", "X-Forwarded-For: 192.0.2.99\r\n")
+            .await
+            .status,
+        401
+    );
+    assert!(!daemon.log().contains("192.0.2.99"));
     let bearer = |token: &str| format!("Authorization: Bearer {token}\r\n");
     assert_eq!(status(&bearer("another")).await, 200);
     assert_eq!(status(&session).await, 401);
@@ -519,4 +551,17 @@ async fn a_reload_takes_new_passwords_and_keeps_counting() {
     daemon.signal("HUP");
     daemon.logs_times(2, &["reloaded"]).await;
     assert_eq!(daemon.lines(&["connecting with the reloaded settings"]), 1);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_daemon_leaves_no_core_dump() {
+    let site = Site::new().await;
+    site.configure("");
+    let daemon = site.daemon().await;
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.id())).unwrap();
+    let mut lines = limits.lines();
+    let core = lines.find(|line| line.starts_with("Max core file size"));
+    let words: Vec<_> = core.unwrap().split_whitespace().collect();
+    assert_eq!(words[4..6], ["0", "0"], "{limits}");
 }

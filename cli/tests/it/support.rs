@@ -139,18 +139,6 @@ impl Site {
         called.expect("it is announced");
     }
 
-    /// Writes so many keys to Redis that a search for families takes at least six seconds.
-    pub async fn fill_redis(&self) {
-        let fill = "for n = 1, 1000 do redis.call('SET', 'key:' .. ARGV[1] .. ':' .. n, '') end";
-        let mut redis = self.redis.manager().await;
-        for batch in 0..1200 {
-            let mut command = cmd("EVAL");
-            command.arg(fill).arg(0).arg(batch);
-            let filled = command.query_async::<()>(&mut redis).await;
-            filled.expect("filled");
-        }
-    }
-
     /// Returns the number that the query selects, or 0 if there is none.
     pub async fn number(&self, sql: &str) -> i64 {
         let query = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(&self.pool);
@@ -265,6 +253,11 @@ impl Daemon {
             );
             sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    /// Returns the number of the process.
+    pub fn id(&self) -> u32 {
+        self.process.id().expect("it runs")
     }
 
     /// Sends a signal, such as TERM, HUP or KILL.

@@ -32,30 +32,44 @@
 --   BADARG  the arguments do not fit the keys, or an id is too long; nothing done
 -- REPEAT  safe with a caller, from any process
 -- SINCE   0.1.0
+-- CALLER  Partition::touch in src/scripts/partition/activity.rs
+-- VECTORS lua/vectors/activity_touch.json
 
 local call, pcall, type, tonumber = redis.call, redis.pcall, type, tonumber
 local KEYS, ARGV = KEYS, ARGV
+local calls, buffer, meta = KEYS[1], KEYS[3], KEYS[4]
 local own_kind, caller, n, epoch = 'activity', ARGV[1], ARGV[2], ARGV[3]
-local own_settings = { '=stripes', '=layer', '=layers', '=keep_minutes', '=max_pending' }
-local places, starts, count_form = tonumber(ARGV[6]) or 0, { 7 }, '^[1-9]%d*$'
-local fits = places > 0 and #KEYS == 4 + 2 * places and #ARGV <= 1006 + 3 * places
-for i = 1, fits and places or 0 do
-  local at = starts[i]
-  local page, views, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]) or 0
-  fits = fits and count >= 1 and page ~= '' and #page <= 200
-    and (views == '1' or #views <= 15 and views:find(count_form))
-  starts[i + 1] = at + 3 + count
+local test_ms, stripes, place_count = ARGV[4], ARGV[5], tonumber(ARGV[6]) or 0
+
+-- check the arguments of each place, and name them and its keys
+local places, key, arg = {}, 5, 7
+local fits = place_count > 0 and #KEYS == 4 + 2 * place_count and #ARGV <= 1006 + 3 * place_count
+for i = 1, fits and place_count or 0 do
+  local page, views, visitor_count = ARGV[arg], ARGV[arg + 1], tonumber(ARGV[arg + 2]) or 0
+  fits = fits and visitor_count >= 1 and page ~= '' and #page <= 200
+    and (views == '1' or #views <= 15 and views:find('^[1-9]%d*$'))
+  local next_place = arg + 3 + visitor_count
+  places[i] = {
+    page = page,
+    views = views,
+    first_visitor = arg + 3,
+    last_visitor = next_place - 1,
+    views_key = KEYS[key],
+    visitors_key = KEYS[key + 1],
+  }
+  key, arg = key + 2, next_place
 end
-if not fits or starts[places + 1] ~= #ARGV + 1 then
+if not fits or #places ~= place_count or arg ~= #ARGV + 1 then
   return redis.error_reply('BADARG expected for each place 2 keys, page, views, count and '
     .. 'visitors, 1000 visitors in all at most')
 end
+local state = call('HMGET', calls, '=now', '=kind', caller,
+  '=stripes', '=layer', '=layers', '=keep_minutes', '=max_pending')
 -- the fence, word for word the same in each counting script: a repeated call does not count again
 local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = call('HMGET', KEYS[1], '=now', '=kind', caller, unpack(own_settings))
 local now, kind, last = state[1], state[2], state[3]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
@@ -71,120 +85,151 @@ local ahead = last_n and n - last_n or 1
 if ahead < 0 then return { 'PASSED' } end
 if ahead == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 
-if state[4] ~= ARGV[5] then return { 'MISMATCH' } end
-local layer_ms, layers, keeps = state[5], state[6], state[7] == '1'
-local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
-local buffer, meta, max = KEYS[3], KEYS[4], tonumber(state[8]) or 1000000
+local family_stripes, layer_ms, layers = state[4], tonumber(state[5]), tonumber(state[6])
+local keeps_minutes, max_pending = state[7] == '1', tonumber(state[8]) or 1000000
+if family_stripes ~= stripes then return { 'MISMATCH' } end
+
+-- find the current layer and minute
+local time = test_ms ~= '' and { '0', test_ms .. '000' } or call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-local layer, minute = math.floor(now_ms / layer_ms), math.floor(now_ms / 60000) * 60
--- times are below 0, so that a visitor is inserted in front of all others, where it is cheapest
-local field, seen_at = ('%.0f'):format(layer), ('%.0f'):format(0 - now_ms)
-local gone = layer - layers + 1 -- the window's first layer,
-local since, ttl = gone * layer_ms, layer_ms
-gone = gone - 1 -- guard: Trim, and the one before it
-ttl = ttl + layers * layer_ms -- guard: Expiry
-if keeps then -- visitors of the minute stay
-  since, ttl = math.min(since, minute * 1000), math.max(ttl, 60000 + layer_ms)
+local layer, minute_s = math.floor(now_ms / layer_ms), math.floor(now_ms / 60000) * 60
+local layer_field = ('%.0f'):format(layer)
+-- A score is a time below 0. So the visitor of this call gets the lowest score of all, and Redis
+-- inserts it in front, where that costs least.
+local now_score, minute_score = ('%.0f'):format(0 - now_ms), -1000 * minute_s
+
+-- Find the window, which is the last `layers` layers. Layers up to `gone` have left it, and so have
+-- visitors that were seen last before `since_ms`. Its keys live for `ttl_ms`.
+local first_layer = layer - layers + 1
+local since_ms, ttl_ms, gone = first_layer * layer_ms, layer_ms, first_layer
+gone = gone - 1 -- guard: Trim, the layer before the window's first
+ttl_ms = ttl_ms + layers * layer_ms -- guard: Expiry
+-- Where minutes are kept, the visitors of a minute stay until it is over, also in a shorter window:
+-- a visitor that was removed would count as another one.
+if keeps_minutes then
+  since_ms = math.min(since_ms, minute_s * 1000)
+  ttl_ms = math.max(ttl_ms, 60000 + layer_ms)
 end
--- what is refused before anything is counted
-local kept, words, refused = {}, {}, {}
-local held = keeps and call('HLEN', buffer) or 0
-local pending, hits = held, keeps and tonumber(call('HGET', meta, 'hits')) or 0
-for i = 1, keeps and places or 0 do
-  local suffix = '/' .. minute .. '/' .. ARGV[starts[i]]
-  local ids, fresh = { 'views' .. suffix, 'visitors' .. suffix }, 0
+
+-- decide which places are refused, before anything is counted
+local held = keeps_minutes and call('HLEN', buffer) or 0
+local hits = keeps_minutes and tonumber(call('HGET', meta, 'hits')) or 0
+local pending, is_pending, refused = held, {}, {}
+for i, place in ipairs(keeps_minutes and places or {}) do
+  local suffix = '/' .. minute_s .. '/' .. place.page
+  local ids, new_ids = { 'views' .. suffix, 'visitors' .. suffix }, 0
   for j, count in ipairs(call('HMGET', buffer, unpack(ids))) do
-    if not count and not kept[ids[j]] then fresh = fresh + 1 end
-    if count and (#count > 16 or count:find('%D')) then words[i] = 'RANGE' end
+    if not count and not is_pending[ids[j]] then new_ids = new_ids + 1 end
+    if count and (#count > 16 or count:find('%D')) then place.refusal = 'RANGE' end
   end
-  if fresh > 0 and pending + fresh > max then words[i] = 'FULL' end
-  kept[2 * i - 1], kept[2 * i] = ids[1], ids[2]
-  if words[i] then
-    refused[#refused + 1] = i .. ':' .. words[i]
+  if new_ids > 0 and pending + new_ids > max_pending then place.refusal = 'FULL' end
+  place.views_id, place.visitors_id = ids[1], ids[2]
+  if place.refusal then
+    refused[#refused + 1] = i .. ':' .. place.refusal
   else
-    pending = pending + fresh
-    kept[ids[1]], kept[ids[2]] = true, true
+    -- the page's other stripes in this call count under the same ids
+    is_pending[ids[1]], is_pending[ids[2]] = true, true
+    pending = pending + new_ids
   end
 end
 
--- all is refused by the first write, or taken back
-local opens, trims, failed, changed = {}, {}, nil, {}
-for i = 1, places do
-  local hits_of, try_call = ARGV[starts[i] + 1], changed[1] and pcall or call
-  local sum = not words[i] and try_call('HINCRBY', KEYS[3 + 2 * i], field, hits_of)
+-- Count the views. The first write is a plain call: if Redis refuses it, as it does where memory is
+-- full, the script ends there, and nothing was done. A later write may fail as well, for instance
+-- because a key has another type. So its error is caught, and what was counted is taken back.
+local counted, failure = {}, nil
+for i = 1, place_count do
+  local place = places[i]
+  local try_call = counted[1] and pcall or call
+  local sum = not place.refusal and try_call('HINCRBY', place.views_key, layer_field, place.views)
   if type(sum) == 'table' then
-    failed = sum
+    failure = sum
     break
   end
   if sum then
-    changed[#changed + 1] = i
-    local amount = hits_of == '1' and 1 or tonumber(hits_of)
-    if sum == amount then opens[i] = true end
-    if opens[i] or sum % 64 < amount then trims[i] = true end
-    local present = pcall('ZCARD', KEYS[4 + 2 * i])
+    counted[#counted + 1] = place
+    local views = place.views == '1' and 1 or tonumber(place.views)
+    if sum == views then place.opens_layer = true end
+    -- visitors that left are removed when a layer opens, and after every 64 views
+    if place.opens_layer or sum % 64 < views then place.trims = true end
+    local present = pcall('ZCARD', place.visitors_key)
     if type(present) == 'table' then
-      failed = present
+      failure = present
       break
     end
   end
 end
-for _, i in ipairs(failed and changed or {}) do
-  local left = call('HINCRBY', KEYS[3 + 2 * i], field, '-' .. ARGV[starts[i] + 1])
-  if left == 0 then call('HDEL', KEYS[3 + 2 * i], field) end
-end
-if failed then return failed end
-if caller ~= '' then
-  local record = refused[1] and n .. ' ' .. table.concat(refused, ' ') or n
-  call('HSET', KEYS[1], caller, record)
+if failure then
+  for _, place in ipairs(counted) do
+    local left = call('HINCRBY', place.views_key, layer_field, '-' .. place.views)
+    if left == 0 then call('HDEL', place.views_key, layer_field) end
+  end
+  return failure
 end
 
-local line, reply, counted = {}, { 'OK', 0 }, 0
-for i = 1, places do reply[i + 2] = words[i] or 1 end
-for _, i in ipairs(changed) do
-  local visitors, first, count = KEYS[4 + 2 * i], starts[i] + 3, starts[i + 1] - starts[i] - 3
-  local before = keeps and call('ZCOUNT', visitors, '-inf', -1000 * minute)
-  for v = 1, count do
-    line[2 * v - 1], line[2 * v] = seen_at, ARGV[first + v - 1]
+-- note the call, and the places that it refused
+if caller ~= '' then
+  local record = refused[1] and n .. ' ' .. table.concat(refused, ' ') or n
+  call('HSET', calls, caller, record)
+end
+
+-- note the visitors of each place, and remove what has left the window
+local kept_views, scored = 0, {}
+for number = 1, #counted do
+  local place = counted[number]
+  local views_key, visitors_key = place.views_key, place.visitors_key
+  local before = keeps_minutes and call('ZCOUNT', visitors_key, '-inf', minute_score)
+  -- one table for all places: unpack reads only as much of it as this place wrote
+  local length = 0
+  for i = place.first_visitor, place.last_visitor do
+    scored[length + 1], scored[length + 2] = now_score, ARGV[i]
+    length = length + 2
   end
-  -- with LT a clock that stepped back takes no visitor out
-  call('ZADD', visitors, 'LT', unpack(line, 1, 2 * count))
-  if keeps then
-    counted = counted + ARGV[first - 2]
-    call('HINCRBY', buffer, kept[2 * i - 1], ARGV[first - 2])
-    local new = call('ZCOUNT', visitors, '-inf', -1000 * minute) - before
-    if new > 0 then call('HINCRBY', buffer, kept[2 * i], ('%.0f'):format(new)) end
+  -- LT only lowers a score: after the clock stepped back, a visitor keeps its later time.
+  call('ZADD', visitors_key, 'LT', unpack(scored, 1, length))
+  if keeps_minutes then
+    kept_views = kept_views + place.views
+    call('HINCRBY', buffer, place.views_id, place.views)
+    local new = call('ZCOUNT', visitors_key, '-inf', minute_score) - before
+    if new > 0 then call('HINCRBY', buffer, place.visitors_id, ('%.0f'):format(new)) end
   end
-  if opens[i] then
-    local views = KEYS[3 + 2 * i]
-    local layers_of = call('HKEYS', views)
-    for _, each in ipairs(layers_of) do
-      if (tonumber(each) or layer) <= gone then call('HDEL', views, each) end
+  if place.opens_layer then
+    local fields = call('HKEYS', views_key)
+    for _, field in ipairs(fields) do
+      if (tonumber(field) or layer) <= gone then call('HDEL', views_key, field) end
     end
-    if #layers_of == 64 then -- lua/README.md, "Small hashes"
-      call('HSET', views, '', (' '):rep(256))
-      call('HDEL', views, '')
+    if #fields == 64 then -- lua/README.md, "Small hashes"
+      call('HSET', views_key, '', (' '):rep(256))
+      call('HDEL', views_key, '')
     end
-    for key = 3 + 2 * i, 4 + 2 * i do
-      if call('PTTL', KEYS[key]) < ttl then call('PEXPIRE', KEYS[key], ('%.0f'):format(ttl)) end
+    for _, name in ipairs({ views_key, visitors_key }) do
+      if call('PTTL', name) < ttl_ms then call('PEXPIRE', name, ('%.0f'):format(ttl_ms)) end
     end
   end
-  local left = trims[i] and call('ZCOUNT', visitors, 1 - since, '+inf') or 0
-  if left > 0 then -- not all at once
-    call('ZREMRANGEBYRANK', visitors, -math.min(left, 200 + 2 * count), -1)
+  local left = place.trims and call('ZCOUNT', visitors_key, 1 - since_ms, '+inf') or 0
+  -- Thousands may have left at once. So a call removes a few hundred of them, and does not block
+  -- Redis; `length` is two for each visitor of this call, so more are removed than are added.
+  if left > 0 then
+    call('ZREMRANGEBYRANK', visitors_key, -math.min(left, 200 + length), -1)
   end
 end
-if counted > 0 then
-  reply[2] = call('HINCRBY', meta, 'hits', ('%.0f'):format(counted))
+
+-- note the hits of what is kept, and how many places were refused
+local total = 0
+if kept_views > 0 then
+  total = call('HINCRBY', meta, 'hits', ('%.0f'):format(kept_views))
   if hits == 0 then
     call('HSET', meta, 'first_at', ('%.0f'):format(now_ms))
-    -- of a partition that was never configured
+    -- a partition that was never configured has no incarnation
     local incarnation = redis.sha1hex(meta .. caller .. n .. time[1] .. time[2]):sub(1, 16)
     call('HSETNX', meta, 'incarnation', incarnation) -- guard: Incarnation
   end
 end
 if refused[1] then call('HINCRBY', meta, 'refused', #refused) end
-if held < 64 and pending >= 64 then -- likewise
+if held < 64 and pending >= 64 then -- lua/README.md, "Small hashes"
   call('HSET', buffer, '', (' '):rep(256))
   call('HDEL', buffer, '')
 end
+
+local reply = { 'OK', total }
+for i = 1, place_count do reply[i + 2] = places[i].refusal or 1 end
 return reply

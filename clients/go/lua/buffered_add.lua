@@ -43,31 +43,39 @@
 --                             nothing done
 -- REPEAT  safe with a caller, from any process
 -- SINCE   0.1.0
+-- CALLER  Partition::add_to in src/scripts/partition/buffered.rs
+-- VECTORS lua/vectors/buffered_add.json
 
 -- a local is found faster than a global
 local call, pcall, type, KEYS, ARGV = redis.call, redis.pcall, type, KEYS, ARGV
 local own_kind, caller, n, epoch = 'buffered', ARGV[1], ARGV[2], ARGV[3]
-local own_settings = { '=max_pending' }
-local requests = tonumber(ARGV[5]) or -1
-local last_key = requests == 0 and #KEYS or #KEYS - 2
-local fits, tail = last_key >= 4 and #KEYS % 2 == 0 and requests % 1 == 0 and requests >= 0, 6
+local test_ms, requests = ARGV[4], tonumber(ARGV[5]) or -1
+local calls = KEYS[1]
+
+-- check the arguments of each partition: a group of them is its hits, its pair_count, and the pairs
+local last_key, first_group, arg = requests == 0 and #KEYS or #KEYS - 2, 6, 6
+local fits = last_key >= 4 and #KEYS % 2 == 0 and requests % 1 == 0 and requests >= 0
 for _ = 3, fits and last_key or 0, 2 do
-  local hits, count = tonumber(ARGV[tail]) or 0, tonumber(ARGV[tail + 1]) or -1
-  -- the hits decide when the buffer may be full
-  fits = fits and hits >= 1 and hits % 1 == 0 and hits <= 2^53 and count >= 0 and count % 1 == 0
-  tail = tail + 2 + 2 * count
+  local hits, pair_count = tonumber(ARGV[arg]) or 0, tonumber(ARGV[arg + 1]) or -1
+  -- the number of hits decides when the buffer may be full
+  fits = fits and hits >= 1 and hits % 1 == 0 and hits <= 2^53
+    and pair_count >= 0 and pair_count % 1 == 0
+  local first_pair = arg + 2
+  arg = first_pair + 2 * pair_count
 end
-if not fits or tail + 3 * requests ~= #ARGV + 1 or tail > 2004 + last_key then
+local first_request = arg
+local fits_requests = first_request + 3 * requests == #ARGV + 1
+if not fits or not fits_requests or first_request > 2004 + last_key then
   return redis.error_reply('BADARG expected for every two keys from the 3rd on: hits of 1 to 2^53, '
     .. 'pairs, and so many pairs, 1000 in all at most; pair, request, generation of each request')
 end
 
+local state = call('HMGET', calls, '=now', '=kind', caller, '=max_pending')
 -- the fence, word for word the same in each counting script: a repeated call does not count again
 local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = call('HMGET', KEYS[1], '=now', '=kind', caller, unpack(own_settings))
 local now, kind, last = state[1], state[2], state[3]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
@@ -83,134 +91,159 @@ local ahead = last_n and n - last_n or 1
 if ahead < 0 then return { 'PASSED' } end
 if ahead == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 
--- a value that is not a number ends the script here, before the first write
-local max, ids, arg = (state[4] or 1000000) + 0, requests > 0 and {}, 6
-for _ = 3, requests > 0 and last_key or 0, 2 do
-  for i = arg + 2, arg + 2 * ARGV[arg + 1], 2 do ids[#ids + 1] = ARGV[i] end
-  arg = arg + 2 + 2 * ARGV[arg + 1]
+-- a setting that is not a number ends the script here, before the first write
+local max_pending = (state[4] or 1000000) + 0
+-- the ids of all pairs, by which requests are stored
+local ids_of_call = requests > 0 and {}
+arg = first_group
+while requests > 0 and arg < first_request do
+  local pair_count, first_pair = ARGV[arg + 1], arg + 2
+  arg = first_pair + 2 * pair_count
+  for i = first_pair, arg - 1, 2 do ids_of_call[#ids_of_call + 1] = ARGV[i] end
 end
 -- the requests, word for word the same in both scripts that take them: one that was counted before
 -- is not counted again (docs/protocol.md, 3.10)
-local field_of, word_of, fields, pair_of, fresh, mark, got, decided, undecided
+local memory, memory_before, ending, fields, pairs_asked, generations, field_of, word_of
+local new_fields, words_now, decided, undecided
 -- a call without requests pays for none of these tables
 if requests > 0 then
-  field_of, word_of, fields, pair_of, fresh = {}, {}, {}, {}, {}
-  got, decided, undecided = {}, {}, {}
+  memory, memory_before = KEYS[#KEYS - 1], KEYS[#KEYS]
+  fields, pairs_asked, generations, field_of, word_of = {}, {}, {}, {}, {}
+  new_fields, words_now, decided, undecided = {}, {}, {}, {}
 end
-for i = 1, requests do
-  local pair, request = tonumber(ARGV[tail + 3 * i - 3]), ARGV[tail + 3 * i - 2]
-  if not ids[pair] or field_of[pair] or request == '' or #request > 64 then
+for at = first_request, #ARGV, 3 do
+  local pair, request, generation = tonumber(ARGV[at]), ARGV[at + 1], ARGV[at + 2]
+  if not ids_of_call[pair] or field_of[pair] or request == '' or #request > 64 then
     return redis.error_reply('BADARG expected for each request the number of a pair of its own, '
       .. 'a name of 1 to 64 bytes, and a generation')
   end
-  local field = #request .. ':' .. request .. ':' .. ids[pair]
-  fields[i], pair_of[i], field_of[pair] = field, pair, field
+  local field, number = #request .. ':' .. request .. ':' .. ids_of_call[pair], #fields + 1
+  fields[number], pairs_asked[number], generations[number] = field, pair, generation
+  field_of[pair] = field
 end
 if requests > 0 then
-  local found = call('HMGET', KEYS[#KEYS - 1], '=now', '=before', '=tag', unpack(fields))
-  local older = call('HMGET', KEYS[#KEYS], '=tag', unpack(fields))
-  mark = found[3] and ' ' .. found[3] or ''
+  local found = call('HMGET', memory, '=now', '=before', '=tag', unpack(fields))
+  local older = call('HMGET', memory_before, '=tag', unpack(fields))
+  local current, previous, own_tag = found[1], found[2], found[3]
+  ending = own_tag and ' ' .. own_tag or ''
   for i, field in ipairs(fields) do
-    local pair, generation = pair_of[i], ARGV[tail + 3 * i - 1]
-    local stored, tag = found[i + 3], found[3]
+    local pair, generation = pairs_asked[i], generations[i]
+    local stored, tag = found[i + 3], own_tag
     if not stored then stored, tag = older[i + 1], older[1] end -- guard: OneGeneration
     if stored then
-      -- without the memory's tag it is from before a reset; empty, of a script that was cut off
-      local ending = tag and ' ' .. tag or ''
-      local word = stored:sub(1, #stored - #ending)
-      local is_known = word ~= '' and word .. ending == stored
+      -- A word without its memory's tag was stored before a reset, and an empty word by a script
+      -- that a crash cut off. Whether such a pair was counted is unknown.
+      local tag_ending = tag and ' ' .. tag or ''
+      local word = stored:sub(1, #stored - #tag_ending)
+      local is_known = word ~= '' and word .. tag_ending == stored
       word_of[pair] = is_known and 'BEFORE:' .. word or 'EXPIRED'
     end
-    local is_current = generation == found[1] or generation == found[2]
+    local is_current = generation == current or generation == previous
     if not is_current then word_of[pair] = 'EXPIRED' end -- guard: AnyGeneration
     if not word_of[pair] then
-      fresh[#fresh + 1] = field
-      fresh[#fresh + 1] = ''
+      new_fields[#new_fields + 1] = field
+      new_fields[#new_fields + 1] = ''
     end
   end
 end
 
-arg = 6
--- what can be refused as a whole is refused here; below a pair can only fail by itself
-if caller == '' then call('HINCRBY', KEYS[4], 'hits', 0) else call('HSET', KEYS[1], caller, n) end
-if fresh and fresh[1] then call('HSET', KEYS[#KEYS - 1], unpack(fresh)) end
--- with room for a call of one pair, since a table that grows is slow
-local reply, at, noted = { 'OK', nil, nil }, 1, nil
-for k = 3, last_key, 2 do
-  local buffer, meta, hits, done = KEYS[k], KEYS[k + 1], ARGV[arg], arg + 1 + 2 * ARGV[arg + 1]
-  local refused, known = 0, 0
+-- The first write notes the call. If Redis refuses it, as it does where memory is full or the
+-- server is a replica, the script ends here, and nothing was done. Redis accepts all later writes
+-- of the script, so from here on only a single pair or partition can fail. A call without a caller
+-- has nothing to note, and adds 0 to a number instead.
+local first_meta = KEYS[4]
+if caller == '' then call('HINCRBY', first_meta, 'hits', 0) else call('HSET', calls, caller, n) end
+if requests > 0 and new_fields[1] then call('HSET', memory, unpack(new_fields)) end
+
+-- count the pairs of each partition; the reply has room for a call of one pair, since a table that
+-- grows is slow
+local reply, length, pair, refusals = { 'OK', nil, nil }, 1, 0, nil
+arg = first_group
+for key = 3, last_key, 2 do
+  local buffer, meta = KEYS[key], KEYS[key + 1]
+  local hits, pair_count, first_pair = ARGV[arg], ARGV[arg + 1], arg + 2
+  arg = first_pair + 2 * pair_count
+  -- how many pairs are not counted, and how many of them because of their request
+  local uncounted, repeated = 0, 0
   local total = pcall('HINCRBY', meta, 'hits', hits)
-  local is_broken, is_near_full, grows = type(total) == 'table', false, false
+  local is_broken, may_be_full, becomes_table = type(total) == 'table', false, false
   if is_broken then
     total = 0
   else
     local before = total - hits
     if before == 0 then
-      local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
+      local time = test_ms ~= '' and { '0', test_ms .. '000' } or call('TIME')
       local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
       call('HSET', meta, 'first_at', string.format('%.0f', now_ms))
-      -- of a partition that was never configured
+      -- a partition that was never configured has no incarnation
       local incarnation = redis.sha1hex(meta .. caller .. n .. time[1] .. time[2]):sub(1, 16)
       call('HSETNX', meta, 'incarnation', incarnation) -- guard: Incarnation
     end
-    grows = before < 64 and total >= 64
-    if grows then pcall('HSET', buffer, '', (' '):rep(256)) end -- lua/README.md, "Small hashes"
-    -- as many ids as hits at most, so most calls need not ask
-    is_near_full = total > max
-    is_broken = is_near_full and type(pcall('HLEN', buffer)) == 'table'
+    becomes_table = before < 64 and total >= 64
+    -- lua/README.md, "Small hashes"
+    if becomes_table then pcall('HSET', buffer, '', (' '):rep(256)) end
+    -- Each id in the buffer stands for a hit at least. So while the partition has at most
+    -- max_pending hits, the buffer cannot be full, and its length need not be read.
+    may_be_full = total > max_pending
+    is_broken = may_be_full and type(pcall('HLEN', buffer)) == 'table'
   end
-  local limit = grows and max + 1 or max
-  at = at + 1
-  reply[at] = total
-  for i = arg + 2, done, 2 do
-    at = at + 1
-    local pair = at - (k + 1) / 2
-    local id, sum, field = ARGV[i], nil, requests > 0 and field_of[pair]
-    local word = field and (word_of[pair] or got[field] and 'BEFORE:' .. got[field])
+  -- the field of no id does not count
+  local limit = becomes_table and max_pending + 1 or max_pending
+  length = length + 1
+  reply[length] = total
+  for i = first_pair, arg - 1, 2 do
+    local id, delta, sum = ARGV[i], ARGV[i + 1], nil
+    length, pair = length + 1, pair + 1
+    local field = requests > 0 and field_of[pair]
+    local word = field and (word_of[pair] or words_now[field] and 'BEFORE:' .. words_now[field])
     if word then
-      known, field = known + 1, nil
+      repeated, field = repeated + 1, nil
     elseif is_broken then
       word = 'WRONGTYPE'
     elseif id == '' or #id > 255 then
       word = 'BADID'
-    elseif is_near_full and call('HLEN', buffer) >= limit and call('HEXISTS', buffer, id) == 0 then
+    elseif may_be_full and call('HLEN', buffer) >= limit and call('HEXISTS', buffer, id) == 0 then
       word = 'FULL'
     else
-      sum = pcall('HINCRBY', buffer, id, ARGV[i + 1])
+      sum = pcall('HINCRBY', buffer, id, delta)
       if type(sum) == 'table' then
         word = sum.err:find('WRONGTYPE') and 'WRONGTYPE' or 'RANGE'
       elseif sum >= 2^53 or sum <= -2^53 then
+        -- Lua has rounded it
         sum = call('HGET', buffer, id)
       end
     end
-    reply[at] = word or sum
+    reply[length] = word or sum
     if word then
-      refused = refused + 1
-      noted = noted or {}
-      noted[#noted + 1] = pair .. ':' .. word
+      uncounted = uncounted + 1
+      refusals = refusals or {}
+      refusals[#refusals + 1] = pair .. ':' .. word
     end
     if field and (not word or word == 'RANGE') then
       local text = word or sum
       if type(text) == 'number' then text = ('%.0f'):format(text) end
-      got[field] = text
-      decided[#decided + 1], decided[#decided + 2] = field, text .. mark
+      words_now[field] = text
+      decided[#decided + 1], decided[#decided + 2] = field, text .. ending
     elseif field then
-      undecided[#undecided + 1] = field -- it may succeed later
+      -- any other word decides nothing: the request may succeed later
+      undecided[#undecided + 1] = field
     end
   end
-  if grows then pcall('HDEL', buffer, '') end
-  -- each pair stands for the average number of hits
-  local share = refused > 0 and math.floor(hits * refused / ARGV[arg + 1]) or 0
-  if share > 0 and total > 0 then
-    pcall('HINCRBY', meta, 'hits', string.format('-%.0f', share))
-    share = math.floor(hits * (refused - known) / ARGV[arg + 1])
-    if share > 0 then pcall('HINCRBY', meta, 'refused', string.format('%.0f', share)) end
+  if becomes_table then pcall('HDEL', buffer, '') end
+  -- The hits of all pairs were added above. Now those of uncounted pairs are taken back: a pair
+  -- stands for the average number of hits.
+  local surplus = uncounted > 0 and math.floor(hits * uncounted / pair_count) or 0
+  if surplus > 0 and total > 0 then
+    pcall('HINCRBY', meta, 'hits', string.format('-%.0f', surplus))
+    local refused = math.floor(hits * (uncounted - repeated) / pair_count)
+    if refused > 0 then pcall('HINCRBY', meta, 'refused', string.format('%.0f', refused)) end
   end
-  arg = done + 1
 end
-if requests > 0 and undecided[1] then call('HDEL', KEYS[#KEYS - 1], unpack(undecided)) end
-if requests > 0 and decided[1] then call('HSET', KEYS[#KEYS - 1], unpack(decided)) end
-if noted and caller ~= '' then
-  call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(noted, ' '))
+
+-- note the words of requests and pairs
+if requests > 0 and undecided[1] then call('HDEL', memory, unpack(undecided)) end
+if requests > 0 and decided[1] then call('HSET', memory, unpack(decided)) end
+if refusals and caller ~= '' then
+  call('HSET', calls, caller, n .. ' ' .. table.concat(refusals, ' '))
 end
 return reply

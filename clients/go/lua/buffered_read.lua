@@ -16,23 +16,28 @@
 --   BADARG                    an argument is missing or wrong
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
+-- CALLER  Partition::read in src/scripts/partition/buffered.rs
+-- VECTORS lua/vectors/buffered_read.json
 
-if #KEYS ~= 3 or #ARGV < 1 or #ARGV > 1000 then
+local buffer, batch, meta, ids = KEYS[1], KEYS[2], KEYS[3], ARGV
+if #KEYS ~= 3 or #ids < 1 or #ids > 1000 then
   return redis.error_reply('BADARG expected buffer, batch, meta, and 1 to 1000 ids')
 end
-for i = 1, #ARGV do
-  if ARGV[i] == '' or #ARGV[i] > 255 then
+for _, id in ipairs(ids) do
+  if id == '' or #id > 255 then
     return redis.error_reply('BADARG expected ids of 1 to 255 bytes')
   end
 end
 
-local state = redis.call('HMGET', KEYS[3], 'incarnation', 'seq', 'nonce')
-local cut = redis.call('HMGET', KEYS[2], unpack(ARGV))
-local waiting = redis.call('HMGET', KEYS[1], unpack(ARGV))
-local in_flight = redis.call('EXISTS', KEYS[2])
-local reply = { 'OK', state[1] or '', state[2] or '0', state[3] or '', in_flight }
-for i = 1, #ARGV do
-  reply[2 * i + 4] = cut[i] or '0'
-  reply[2 * i + 5] = waiting[i] or '0'
+-- read the batch's id, and both deltas of each id
+local incarnation, seq, nonce = unpack(redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce'))
+local cut = redis.call('HMGET', batch, unpack(ids))
+local waiting = redis.call('HMGET', buffer, unpack(ids))
+local in_flight = redis.call('EXISTS', batch)
+
+local reply = { 'OK', incarnation or '', seq or '0', nonce or '', in_flight }
+for i = 1, #ids do
+  reply[#reply + 1] = cut[i] or '0'
+  reply[#reply + 1] = waiting[i] or '0'
 end
 return reply

@@ -16,16 +16,20 @@
 --   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
+-- CALLER  Partition::release in src/scripts/partition/buffered.rs
+-- VECTORS lua/vectors/buffered_release.json
 
-local batch, meta = KEYS[1], KEYS[2]
+local batch, meta, incarnation, seq, nonce = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
 if #KEYS ~= 2 or #ARGV ~= 3 then
   return redis.error_reply('BADARG expected batch and meta, incarnation, seq and nonce')
 end
 
-local cut = redis.call('HLEN', batch)
-local state = redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce')
-if cut == 0 or state[1] ~= ARGV[1] or state[2] ~= ARGV[2] then return { 'STALE' } end
-if state[3] ~= ARGV[3] then return { 'STALE' } end -- guard: Release
+-- check that this batch is there
+local ids = redis.call('HLEN', batch)
+local own_incarnation, own_seq, own_nonce = unpack(redis.call('HMGET', meta, 'incarnation', 'seq',
+  'nonce'))
+if ids == 0 or own_incarnation ~= incarnation or own_seq ~= seq then return { 'STALE' } end
+if own_nonce ~= nonce then return { 'STALE' } end -- guard: Release
 
 -- UNLINK frees a large hash in the background; DEL would block the server
 redis.call('UNLINK', batch)

@@ -12,15 +12,17 @@
 --   BADARG                    no key, too many of them, or an argument
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
+-- CALLER  last_cuts in src/scripts/partition/buffered.rs
+-- VECTORS lua/vectors/buffered_state.json
 
 if #KEYS < 1 or #KEYS > 1000 or #ARGV ~= 0 then
   return redis.error_reply('BADARG expected 1 to 1000 times meta')
 end
 local reply = { 'OK' }
 for _, meta in ipairs(KEYS) do
-  local state = redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce')
-  reply[#reply + 1] = state[1] or ''
-  reply[#reply + 1] = state[2] or '0'
-  reply[#reply + 1] = state[3] or ''
+  local incarnation, seq, nonce = unpack(redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce'))
+  reply[#reply + 1] = incarnation or ''
+  reply[#reply + 1] = seq or '0'
+  reply[#reply + 1] = nonce or ''
 end
 return reply

@@ -29,11 +29,14 @@
 --   BADKEY                    a key is misspelt; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
+-- CALLER  Partition::epoch in src/scripts/partition/epoch.rs
+-- VECTORS lua/vectors/family_epoch.json
 
-local kinds = { 'buffered', 'cached', 'series', 'activity', 'visitors', '' }
-local is_kind = {}
-for _, one in ipairs(kinds) do is_kind[one] = true end
 local calls, calls_before, requests, requests_before = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local caller_kind, partitions_text, caller_database, test_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local is_kind = {
+  buffered = true, cached = true, series = true, activity = true, visitors = true, [''] = true,
+}
 local form = '^(cf1:{([a-z0-9_.%-]+)/([a-z0-9_.%-]+)/(%d+)}:)calls$'
 local tag, namespace, family, partition = (calls or ''):match(form)
 if not tag or #namespace > 64 or #family > 64 or partition:find('^0%d') or #KEYS ~= 4
@@ -43,46 +46,51 @@ if not tag or #namespace > 64 or #family > 64 or partition:find('^0%d') or #KEYS
     .. 'cf1:{NAMESPACE/FAMILY/PARTITION}:, names of [a-z0-9_.-]{1,64}, a number '
     .. 'without leading zeros')
 end
-local partitions = ARGV[2] == '' and math.huge or tonumber(ARGV[2])
-if #ARGV ~= 4 or not is_kind[ARGV[1]] or not partitions or partitions <= tonumber(partition) then
+local partitions = partitions_text == '' and math.huge or tonumber(partitions_text)
+local is_beyond = partitions and partitions <= tonumber(partition)
+if #ARGV ~= 4 or not is_kind[caller_kind] or not partitions or is_beyond then
   return redis.error_reply('BADARG expected a kind, more partitions than ' .. partition
     .. ', a database, and now_ms')
 end
 
-local fields = { '=now', '=before', '=began_at', '=kind', '=partitions', '=description',
-  '=database', '=settings' }
-local state = redis.call('HMGET', calls, unpack(fields))
-local now, began_at, kind, right = state[1], state[3], state[4], state[5]
-local description, database, settings = state[6], state[7] or '', state[8] or ''
+-- check that the family is the one that the caller is configured for
+local now, began_at, kind, own_partitions, description, own_database, own_settings = unpack(
+  redis.call('HMGET', calls, '=now', '=began_at', '=kind', '=partitions', '=description',
+    '=database', '=settings'))
+local database, settings = own_database or '', own_settings or ''
 if not kind then return { 'UNCONFIGURED', redis.call('HGET', calls, '=refused') or '' } end
-local fits = (ARGV[1] == '' or ARGV[1] == kind) and (ARGV[2] == '' or partitions == tonumber(right))
-local mismatch = { 'MISMATCH', kind, right, database }
-local is_foreign = ARGV[3] ~= '' and database ~= '' and ARGV[3] ~= database
-if not fits or tonumber(partition) >= tonumber(right) then return mismatch end
+local fits = (caller_kind == '' or caller_kind == kind)
+  and (partitions_text == '' or partitions == tonumber(own_partitions))
+local mismatch = { 'MISMATCH', kind, own_partitions, database }
+local is_foreign = caller_database ~= '' and database ~= '' and caller_database ~= database
+if not fits or tonumber(partition) >= tonumber(own_partitions) then return mismatch end
 if is_foreign then return mismatch end -- guard: Database
 local time = redis.call('TIME')
-local now_ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
-
--- the server makes names, so that one that was forgotten cannot be issued again
-local function name_after(last)
-  local seed = { ARGV[4], time[1], time[2], last }
-  return redis.sha1hex(table.concat(seed, ' ', ARGV[4] == '' and 2 or 4) .. now_ms):sub(1, 16)
-end
+local now_ms = tonumber(test_ms) or time[1] * 1000 + math.floor(time[2] / 1000)
 local began = string.format('%.0f', now_ms)
 
--- first, since a crash may keep a part of these writes: a name is forgotten before its memory
+-- Makes a name. The server makes all names, so that one which was forgotten is not issued again. In
+-- tests it depends on the given time only.
+local function name_after(last)
+  local seed = test_ms == '' and { time[1], time[2], last } or { last }
+  return redis.sha1hex(table.concat(seed, ' ') .. now_ms):sub(1, 16)
+end
+
+-- Makes the current memory the one before. A crash may keep only the first of these writes. So the
+-- name of the memory before is removed first, and no name is known whose memory is gone.
 local function age_memory(memory, memory_before, name)
   redis.call('HSET', memory, '=before', name)
   redis.call('UNLINK', memory_before)
   redis.call('RENAME', memory, memory_before)
 end
 
+-- begin a generation of requests, if the kind has them and the current one is over
 local generation, remember_ms = '', redis.call('HGET', calls, '=remember_requests')
 if remember_ms then
   local known, known_at = unpack(redis.call('HMGET', requests, '=now', '=began_at'))
   local age = known and now_ms - known_at
   generation = known or ''
-  -- a clock that stepped back must not end it early
+  -- after the clock stepped back, the generation lasts longer: it must not end early
   if age and age < 0 then redis.call('HSET', requests, '=began_at', began) end
   if not age or age >= tonumber(remember_ms) then
     generation = name_after('request ' .. generation)
@@ -94,12 +102,13 @@ if remember_ms then
   end
 end
 
+-- begin an epoch, if the current one is a minute old; also if it lies ahead of the clock, which
+-- stepped back: the epoch would last too long
 local age = now and now_ms - began_at
--- a clock that stepped back must not hold an epoch for ever
 if not age or age < 0 or age >= 60000 then
   local name = name_after(now or '')
   local values = { '=now', name, '=before', now or name, '=began_at', began, '=kind', kind,
-    '=partitions', right, '=database', database, '=description', description,
+    '=partitions', own_partitions, '=database', database, '=description', description,
     '=settings', settings }
   for setting in settings:gmatch('%S+') do
     local value = redis.call('HGET', calls, '=' .. setting)
@@ -109,4 +118,4 @@ if not age or age < 0 or age >= 60000 then
   redis.call('HSET', calls, unpack(values))
   now = name
 end
-return { 'OK', now, generation, kind, right, description }
+return { 'OK', now, generation, kind, own_partitions, description }

@@ -12,6 +12,8 @@
 --   BADARG                    another key, or no such reason; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
+-- CALLER  Partition::refuse in src/scripts/partition/settings.rs
+-- VECTORS lua/vectors/family_refuse.json
 
 local calls, reason = KEYS[1] or '', ARGV[1] or ''
 local fits = #KEYS == 1 and calls:find('^cf1:{[^{}]+/%d+}:calls$') and #ARGV == 1

@@ -19,19 +19,23 @@
 --   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
+-- CALLER  Partition::remove in src/scripts/partition/settings.rs
+-- VECTORS lua/vectors/family_remove.json
 
+local calls, test_ms = KEYS[1], ARGV[3]
 local pending, unused_ms = tonumber(ARGV[1]) or 0, tonumber(ARGV[2])
 local fits = #ARGV == 3 and unused_ms and pending >= 1 and pending % 1 == 0 and #KEYS <= 4000
-if not fits or #KEYS < 2 + pending then
+local last_pending = 1 + pending
+if not fits or #KEYS <= last_pending then
   return redis.error_reply('BADARG expected calls, pending keys and keys to delete; how many are '
     .. 'pending ones, unused_ms and now_ms')
 end
 
 local time = redis.call('TIME')
-local now_ms = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
-local began_at = tonumber(redis.call('HGET', KEYS[1], '=began_at') or '')
--- after a clock that stepped back the age is unknown
+local now_ms = tonumber(test_ms) or time[1] * 1000 + math.floor(time[2] / 1000)
+local began_at = tonumber(redis.call('HGET', calls, '=began_at') or '')
+-- After the clock stepped back, the age of an epoch that lies ahead is unknown: it counts as new.
 local age_ms = began_at and math.max(now_ms - began_at, 0)
 if age_ms and age_ms < unused_ms then return { 'USED', age_ms } end
-if redis.call('EXISTS', unpack(KEYS, 2, 1 + pending)) > 0 then return { 'PENDING' } end
-return { 'OK', redis.call('UNLINK', unpack(KEYS, 2 + pending)) }
+if redis.call('EXISTS', unpack(KEYS, 2, last_pending)) > 0 then return { 'PENDING' } end
+return { 'OK', redis.call('UNLINK', unpack(KEYS, last_pending + 1)) }

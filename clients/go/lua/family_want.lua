@@ -15,6 +15,8 @@
 --   BADARG                    another key, or a name that no family can have; nothing done
 -- REPEAT  safe
 -- SINCE   0.1.0
+-- CALLER  Counterfoil::announce in src/client/counterfoil/open.rs
+-- VECTORS lua/vectors/family_want.json
 
 local wanted, name = KEYS[1], ARGV[1] or ''
 local namespace, family = name:match('^([a-z0-9_.%-]+)/([a-z0-9_.%-]+)$')

@@ -16,21 +16,27 @@
 --   BADARG                    a key or an argument is missing, or wrong
 -- REPEAT  safe: it only reads
 -- SINCE   0.1.0
+-- CALLER  Partition::names in src/scripts/partition/series.rs
+-- VECTORS lua/vectors/series_names.json
 
-local prefix, after, limit = ARGV[1], ARGV[2], tonumber(ARGV[3]) or 0
+local names, idle, prefix, after, limit_text = KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3]
+local limit, test_ms = tonumber(limit_text) or 0, ARGV[4]
 local fits = #KEYS == 2 and #ARGV == 4 and limit >= 1 and limit <= 1000
 if not fits or after ~= '' and after:sub(1, #prefix) ~= prefix then
   return redis.error_reply('BADARG expected names and idle; a prefix, "" or such a name, '
     .. '1 to 1000, and now_ms')
 end
+
+-- read a page: the names behind the last one, up to the end of those with the prefix
 local time = redis.call('TIME')
-local now = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local now = tonumber(test_ms) or time[1] * 1000 + math.floor(time[2] / 1000)
 local from = after ~= '' and '(' .. after or '[' .. prefix
--- no name is so long
+-- a name has 200 bytes at most, so this is behind every name with the prefix
 local to = '(' .. prefix .. string.rep('\255', 256)
-local found = redis.call('ZRANGEBYLEX', KEYS[1], from, to, 'LIMIT', '0', ARGV[3])
--- the first time is that of the prefix: Redis asks for one name at least
-local times = redis.call('ZMSCORE', KEYS[2], prefix, unpack(found))
+local found = redis.call('ZRANGEBYLEX', names, from, to, 'LIMIT', '0', limit_text)
+-- Leave out the names that are idle. Redis asks for one name at least, so the times follow that of
+-- the prefix.
+local times = redis.call('ZMSCORE', idle, prefix, unpack(found))
 local reply = { 'OK', found[limit] or '' }
 for i, name in ipairs(found) do
   if times[i + 1] and tonumber(times[i + 1]) > now then reply[#reply + 1] = name end

@@ -75,7 +75,7 @@ func newID() string {
 
 func isCall(request []byte) bool { return bytes.Contains(bytes.ToLower(request[:40]), []byte("eval")) }
 
-// given returns a client over go-redis with its defaults but the timeout, own one with connections of its own.
+// given returns a client over an application's go-redis client, which has the default options and a short timeout.
 func given(t *testing.T, socket string, options counterfoil.Options) *counterfoil.Client {
 	t.Helper()
 	client := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: 200 * time.Millisecond})
@@ -93,6 +93,7 @@ func with(t *testing.T, client redis.UniversalClient, options counterfoil.Option
 	return counters
 }
 
+// own returns a client with connections of its own.
 func own(t *testing.T, socket string) *counterfoil.Client {
 	t.Helper()
 	options := counterfoil.Options{RetryFor: 2 * time.Second}
@@ -170,7 +171,7 @@ func TestWhatWasNeverSentIsNotCounted(t *testing.T) {
 	equal(t, exact(t, id), 2)
 }
 
-// A call that waits for others ends when they do, and is not repeated as long as they were.
+// A call may wait until others have used up their time. The time that it waited is part of its own: it ends soon after them.
 func TestACallThatWaitsForOthers(t *testing.T) {
 	p := startProxy(t)
 	views, id := buffered(t, given(t, p.socket, counterfoil.Options{RetryFor: 2 * time.Second}), "views"), newID()
@@ -208,7 +209,7 @@ func TestAContextThatEndsBeforeTheEpochIsKnown(t *testing.T) {
 	_, err := views.Add(ctx, id, 1)
 	must(t, err)
 	must(t, direct.HSet(ctx, home, "=now", newID(), "=before", newID()).Err())
-	p.next(pass, hold, hold) // the call expires, and asks
+	p.next(pass, hold, hold) // the reply is EXPIRED, and then nothing replies to the question for the epoch
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	_, err = views.Add(short, id, 1)
@@ -244,7 +245,7 @@ func TestContext(t *testing.T) {
 	var all sync.WaitGroup
 	add := func(delta int64) {
 		all.Add(1)
-		go func() { // another one's context does not concern this call
+		go func() { // it does not end with the context of a caller that shares its call
 			defer all.Done()
 			_, err := views.Add(ctx, id, delta)
 			must(t, err)
@@ -256,7 +257,7 @@ func TestContext(t *testing.T) {
 		}
 	}
 	add(100_000)
-	await(1) // or both would share a call
+	await(1) // so that the next caller does not share this call
 	leaving, leave := context.WithCancel(ctx)
 	left := make(chan error)
 	go func() {
@@ -266,7 +267,7 @@ func TestContext(t *testing.T) {
 	await(2)
 	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancel()
-	_, err = views.Add(short, id, 100) // leaves the queue
+	_, err = views.Add(short, id, 100) // its context ends while it is in the queue
 	fails(t, err, counterfoil.ErrNotCounted, "canceled")
 	add(1000)
 	start := time.Now()
@@ -329,7 +330,7 @@ func TestReadsReturnWhenTheirContextEnds(t *testing.T) {
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	start := time.Now()
-	_, err = votes.Get(short, id) // its epoch is known
+	_, err = votes.Get(short, id) // needs no question for the epoch
 	fails(t, err, counterfoil.ErrNotCounted, "canceled")
 	_, err = hits.Get(short, id, "60s")
 	fails(t, err, counterfoil.ErrNotCounted, "canceled")
@@ -377,7 +378,7 @@ func TestExpiredAfterALostReply(t *testing.T) {
 		if calls++; calls == 1 {
 			return loseReply
 		}
-		if calls == 2 { // the repeat: Redis has lost its memory by now
+		if calls == 2 { // before the repeat Redis loses its memory
 			direct.HSet(ctx, home, "=now", newID(), "=before", newID())
 		}
 		return pass
@@ -387,7 +388,7 @@ func TestExpiredAfterALostReply(t *testing.T) {
 	equal(t, exact(t, id), 2)
 }
 
-// A request of unknown outcome may be made again, whatever Redis forgot but its generation.
+// A request with an unknown outcome may be made again as long as Redis has its generation, also if it has lost the epoch.
 func TestARequestAfterALostReply(t *testing.T) {
 	p := startProxy(t)
 	views, id, request := buffered(t, own(t, p.socket), "views"), newID(), newID()
@@ -398,7 +399,7 @@ func TestARequestAfterALostReply(t *testing.T) {
 		if calls++; calls == 1 {
 			return loseReply
 		}
-		if calls == 2 { // the repeat
+		if calls == 2 { // before the repeat
 			direct.HSet(ctx, home, "=now", newID(), "=before", newID())
 		}
 		return pass
@@ -429,7 +430,7 @@ func TestRequestsOfACachedCounter(t *testing.T) {
 	}
 }
 
-// The refusal of a new connection is no reply to the call that was sent over the one before.
+// A new connection that is refused does not reply to the call, which was sent over the connection before.
 func TestAWrongPasswordAfterALostReply(t *testing.T) {
 	p, user := startProxy(t), "user-"+newID()
 	set := func(password string) {
@@ -456,7 +457,7 @@ type loading struct{}
 func (loading) Error() string { return "LOADING Redis is loading the dataset in memory" }
 func (loading) RedisError()   {}
 
-// What a PING in OnConnect returns is no reply to the call that was sent over the connection before.
+// What a PING in OnConnect returns is not a reply to the call, which was sent over the connection before.
 func TestAServerThatLoadsAfterALostReply(t *testing.T) {
 	p := startProxy(t)
 	var isLoading atomic.Bool
@@ -482,7 +483,7 @@ func TestAServerThatLoadsAfterALostReply(t *testing.T) {
 	equal(t, exact(t, id), 2)
 }
 
-// constant is what a random generator of this process would return in each copy of it.
+// constant stands for a random generator in the process, which returns the same in each copy of the process.
 type constant struct{}
 
 func (constant) Read(random []byte) (int, error) {
@@ -524,7 +525,7 @@ func TestResultsAreSeparate(t *testing.T) {
 	equal(t, results[2].Value, 1<<63-1)
 	fails(t, results[3].Err, counterfoil.ErrNotCounted, "RANGE")
 	equal(t, results[4], counterfoil.Result{Pending: counterfoil.Pending{Value: 3, Known: true}})
-	_, err = views.Add(ctx, id+"max", -(1<<63 - 1)) // MySQL has no room for both
+	_, err = views.Add(ctx, id+"max", -(1<<63 - 1)) // takes the largest sum back
 	must(t, err)
 
 	votes, err := given(t, socket, counterfoil.Options{}).Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) { return 998, nil }))
@@ -548,7 +549,7 @@ func TestResultsAreSeparate(t *testing.T) {
 	equal(t, refused.Load(), 8)
 }
 
-// Callers whose pairs are in several calls, and share them with others, receive each result.
+// Each caller's pairs are in several calls, which it shares with other callers. It receives the result of each pair.
 func TestManyPairsOfManyCallers(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: socket}) // with time for a busy machine
 	defer client.Close()
@@ -581,7 +582,7 @@ func TestCallersShareARead(t *testing.T) {
 	var reads atomic.Int64
 	votes, err := given(t, socket, counterfoil.Options{}).Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) {
 		reads.Add(1)
-		time.Sleep(500 * time.Millisecond) // all have missed by then, also on a busy machine
+		time.Sleep(500 * time.Millisecond) // until all have a ticket, also on a busy machine
 		return 5, nil
 	}))
 	must(t, err)

@@ -207,7 +207,7 @@ func TestAContextEndsACallBeforeItsLimit(t *testing.T) {
 	}
 }
 
-// go-redis still connects when the time is over, and would send the call then.
+// When the time of a call is over go-redis is still connecting, and would send the call afterwards.
 func TestACallThatWasGivenUpIsNotSent(t *testing.T) {
 	var isSlow atomic.Bool
 	client := redis.NewClient(&redis.Options{
@@ -414,7 +414,7 @@ func TestLaterOfAllKinds(t *testing.T) {
 	equal(t, value, 3)
 }
 
-// What is lost has the name by which the application knows it.
+// OnError receives the name of a sum as the application knows it.
 func TestWhatLaterOfOtherKindsLoses(t *testing.T) {
 	lost := map[string]int64{}
 	options := counterfoil.Options{LaterEvery: time.Hour, OnError: func(_, id string, n int64, _ error) { lost[id] = n }}

@@ -33,7 +33,7 @@ func TestOptions(t *testing.T) {
 	fails(t, err, counterfoil.ErrMisconfigured, "url")
 }
 
-// A password that looks like a node is none.
+// A password that looks like an option of go-redis is a password.
 func TestAURL(t *testing.T) {
 	counters, err := counterfoil.Connect("unix://nobody:addr=1@"+socket, namespace, counterfoil.Options{})
 	must(t, err)
@@ -53,7 +53,7 @@ func TestErrorsWithoutACause(t *testing.T) {
 	}
 }
 
-// HTTP_PROXY concerns no host of this machine, and so no other test.
+// Requests to daemons must not use this proxy. net/http uses none for hosts of this machine, so no other test notices it.
 func init() { os.Setenv("HTTP_PROXY", "http://127.0.0.1:1") }
 
 func TestTheDaemonIsAskedWithoutAProxy(t *testing.T) {

@@ -130,7 +130,7 @@ func TestConnectionsToADaemonAreKept(t *testing.T) {
 		}()
 	}
 	all.Wait()
-	if s.connections.Load() > 20 { // net/http dials for each request that waits, and may not need it then
+	if s.connections.Load() > 20 { // net/http also opens connections that it needs no more once they are open
 		t.Error(s.connections.Load())
 	}
 	s.CloseClientConnections()
@@ -151,7 +151,7 @@ func TestTheNextDaemon(t *testing.T) {
 	equal(t, s.requests.Load(), 10)
 	_, err := viewsBy(t, counterfoil.Options{Daemons: []string{busy.URL, nobody}, RetryFor: 4 * time.Second}).Value(ctx, "a")
 	fails(t, err, counterfoil.ErrNotCounted, "daemon")
-	// it is left alone for as long as it asks
+	// the daemon is not asked again before its Retry-After is over
 	busy.requests.Store(0)
 	_, err = viewsBy(t, counterfoil.Options{Daemons: []string{busy.URL}, RetryFor: 4 * time.Second}).Value(ctx, "a")
 	fails(t, err, counterfoil.ErrNotCounted, "daemon")

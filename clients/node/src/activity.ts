@@ -8,10 +8,10 @@ const LONGEST_PAGE = 200;
 const ATTEMPTS = 5;
 const OUTDATED = 'pages have another number of stripes now';
 
-/** A page, and who views it. */
+/** A page, and a visitor who views it. */
 type View = { page: string; visitor: Bytes };
 
-/** Views of one visitor, in one of so many stripes of the page. */
+/** Views of one visitor. They count in the `stripe` of the page, of which it had `stripes` when this one was chosen. */
 type Touch = Item & View & { stripe: number; stripes: number; views: Integer };
 
 /** A family of kind `activity`: who is on a page now. */
@@ -27,7 +27,7 @@ export class Activity extends Later<View> {
   }
 
   /**
-   * Counts a view soon, like that of `Buffered`.
+   * Counts a view soon, like `Buffered.later`.
    * @throws NotCounted (`BADID`, `BUSY`, `CLOSED`)
    */
   later(page: Id, visitor: Id | Uint8Array): void {
@@ -62,7 +62,7 @@ export class Activity extends Later<View> {
       try {
         integerOf(page, await this.queue.push(partition, { of, until, page, visitor, stripe, stripes, views }));
         return;
-      } catch (error) { // the visitor belongs to another stripe now
+      } catch (error) { // the number of stripes has changed, so the visitor belongs to another one now
         if (!(error instanceof NotCounted && error.text === OUTDATED) || attempt === ATTEMPTS) throw error;
       }
     }
@@ -87,12 +87,12 @@ export class Activity extends Later<View> {
         args: [stripes, groups.length, ...groups.flatMap(placeOf)],
       };
     });
-    const results = status === 'DUP' ? repeated(groups.length, words[0]) : words.slice(1); // behind a total
+    const results = status === 'DUP' ? repeated(groups.length, words[0]) : words.slice(1); // without the total in front
     groups.forEach((group, i) => group.forEach((touch) => (touch.word = results[i])));
   }
 }
 
-/** Returns a place as the script takes it: its page, views and visitors. */
+/** Returns the arguments of views in one stripe of a page: the page, the views and the visitors. */
 function placeOf(touches: Touch[]): (Bytes | number)[] {
   const views = touches.reduce((sum, touch) => sum + BigInt(touch.views), 0n);
   return [touches[0]!.page, String(views), touches.length, ...touches.map(({ visitor }) => visitor)];

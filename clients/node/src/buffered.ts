@@ -51,8 +51,8 @@ export class Buffered extends Later<string> {
   }
 
   /**
-   * Adds soon: sums up in this process, and sends the sums within `laterEvery`. A killed process loses what it has not sent.
-   * `flush` and `onError` report failures.
+   * Adds to a sum in this process, which is sent within `laterEvery`. A killed process loses what it has not sent. `flush` and
+   * `onError` report failures.
    * @throws NotCounted (`BADID`, `BADARG`; `RANGE`: the sum is beyond 64 bits; `BUSY`: 100,000 sums wait; `CLOSED`)
    */
   later(id: Id, delta: Integer = 1): void {
@@ -94,7 +94,7 @@ export class Buffered extends Later<string> {
     const sorted = [...groups.values()].flat();
     const build = () => this.call(groups, requestsOf(sorted).length);
     const { status, words } = await this.family.count('buffered_add', home, sorted, build);
-    if (status === 'OK') { // without the total of each partition
+    if (status === 'OK') { // removes the total in front of each partition's words
       let next = 0;
       for (const group of groups.values()) {
         words.splice(next, 1);
@@ -115,7 +115,7 @@ export class Buffered extends Later<string> {
   }
 }
 
-/** Returns how many hits the deltas stand for: when a sync is due depends on it. */
+/** Returns how many hits the deltas stand for. Redis uses it only to decide when a sync is due. */
 function weight(hits: Hit[]): number {
   const sum = hits.reduce((sum, { delta }) => sum + Math.abs(Number(delta)), 0);
   return Math.min(Math.max(sum, 1), 1000);

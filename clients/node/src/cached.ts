@@ -3,12 +3,12 @@ import type { Daemons, Fallback, Fallbacks } from './value.js';
 import { CounterfoilError, type Id, type Integer, NotCounted, UNCONFIGURED } from './values.js';
 import { checkInteger, integer, integerOf, memo, textOf, uniqueName } from './values.js';
 
-/** How often a counter may be deleted between its seed and its change. */
+/** The number of times that a counter may be deleted between its seed and its change. */
 const SEEDS = 10;
 
 /**
- * It must not read in an open transaction, whose snapshot may be old: the counter would forget hits. It is for an application that
- * cannot reach a daemon, and returns the value of a counter's row on the primary, null where there is none.
+ * A function that returns the value of a counter's row on the primary, null without a row. It is for an application that cannot
+ * reach a daemon. It must not read in an open transaction, whose snapshot may be old: the counter would forget hits.
  */
 export type ReadRow = (id: string) => Promise<Integer | null> | Integer | null;
 
@@ -19,7 +19,7 @@ export class Cached {
   private readonly queue = new Queue<Change>((partition, changes) => this.count(partition, changes));
   private readonly seeds = new Map<string, Promise<unknown>>();
 
-  /** @internal Without one a daemon reads the row. */
+  /** @internal If it is undefined, a daemon reads the row. */
   readRow: ReadRow | undefined;
 
   /** @internal */
@@ -36,7 +36,7 @@ export class Cached {
 
   /**
    * Changes the counter by `delta` once for this request, however many processes call it, and returns the value that it had
-   * then. A refusal by the bounds stays, too.
+   * then. A request that the bounds refused is refused again.
    * @param epoch as in `Buffered.addOnce`
    */
   async incrOnce(request: Id, id: Id, delta: Integer = 1, epoch?: string): Promise<Integer> {
@@ -65,7 +65,7 @@ export class Cached {
     });
   }
 
-  /** Returns the exact value like that of a buffered counter: it gives the counter no base, and needs no `readRow`. */
+  /** Returns the exact value, as `Buffered.value` does. It does not seed the counter in Redis, and needs no `readRow`. */
   async value(id: Id, fallback?: Fallback): Promise<Integer> { return this.daemons.value(this.family, id, fallback); }
 
   /** Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them. */
@@ -79,7 +79,7 @@ export class Cached {
     return this.seeded(id, until, (partition, of) => this.queue.push(partition, { ...item, of }));
   }
 
-  /** Makes a call, and again after a seed where the counter had no base. */
+  /** Makes a call. While Redis does not have the counter, seeds it from its row, and makes the call again. */
   private async seeded(id: string, until: number, call: (partition: number, of: number) => Promise<unknown>): Promise<Integer> {
     const epoch = await this.family.describe(until);
     const partition = this.family.partition(id, epoch);
@@ -88,7 +88,7 @@ export class Cached {
       const [word = '', ...rest] = words.split(':');
       if (word === 'RANGE') throw new NotCounted(word, `the value of ${id} is ${rest[0]}, and would leave its bounds`, undefined, false, integer(rest[0]!));
       if (word !== 'MISS' || seeds === SEEDS) return integerOf(id, word)!;
-      // callers that missed it with the same ticket share one read of its row
+      // callers that received the same ticket share one read of the row
       const key = `${rest[0]} ${id}`;
       await memo(this.seeds, key, () => this.seed(partition, id, rest[0]!, until).finally(() => this.seeds.delete(key)));
     }
@@ -97,7 +97,7 @@ export class Cached {
   private async seed(partition: number, id: string, ticket: string, until: number): Promise<void> {
     try {
       const read = this.readRow ? await this.readRow(id) : (await this.daemons.find(this.family, [id], until))[0]!;
-      const row = read === null ? '-' : integer(String(read)); // drivers return texts, too
+      const row = read === null ? '-' : integer(String(read)); // some drivers return a text
       if (row !== '-') checkInteger(row);
       const keys = [...this.family.keys(this.family.home(partition), 'calls'), ...this.family.keys(partition, 'base')];
       const [word] = await this.family.read('cached_seed', { keys, args: ['', id, ticket, String(row)] }, until);

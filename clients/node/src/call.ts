@@ -6,23 +6,23 @@ import { SCRIPTS } from './scripts.js';
 import { type Bytes, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, UNREACHABLE, closed, memo } from './values.js';
 
 const NO_REPLY = 'no reply';
-/** The server serves no call. */
+/** Codes with which the server refuses every call, or does not reply. */
 const AWAY = /^(no reply|UNREACHABLE|LOADING|BUSY|CLUSTERDOWN|MASTERDOWN)$/;
 const TEMPORARY = /^(NOREPLICAS|TRYAGAIN|READONLY|MOVED|ASK)$/;
 const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
-/** Not executed, and a repeat would be refused as well. A call that ended with any other code may be executed in part. */
+/** Codes of calls that were not executed, and whose repeat would be refused. After any other code a call may be executed in part. */
 const [FOR_NOW, FOR_GOOD] = [/^(OOM|MISCONF)$/, /^(WRONGTYPE|BADSTATE)$/];
 
-/** How often waits for replies are ended. */
+/** The interval at which the limits of waits for replies are checked. */
 const TICK_MS = 10;
 
-/** The reply on a connection that Redis closes again. */
+/** The reply on a new connection that Redis closes at once. */
 const FULL = 'ERR max number of clients';
 
 /** A call of a script. */
 export type Call = { keys: string[]; args: (Bytes | number)[] };
 
-/** A reply. `isRepeat`: an earlier arrival of the call may have been executed, or may still be. */
+/** A reply. `isRepeat`: another arrival of the call may have been executed, or may still be. */
 export type Reply = { status: string; words: unknown[]; isRepeat: boolean };
 
 /** A call that waits for its reply. */
@@ -34,14 +34,14 @@ const sha1Of = (script: string): string => memo(hashes, script, () => createHash
 
 /** Sends calls until a reply arrives. */
 export class Sender {
-  /** Callers without a call in flight, and the numbers of their last ones. Redis remembers each name, so they are used again. */
+  /** Callers without a call in flight, and the numbers of their last calls. Redis remembers each name, so names are used again. */
   readonly callers: { name: string; n: number }[] = [];
 
-  /** By the partition at which a call is aimed in a cluster, or one for the server. */
+  /** In a cluster by the partition whose keys a call has, otherwise one for the server. */
   private readonly outages = new Map<string, Outage>();
   private readonly waits = new Set<Wait>();
   private timer: NodeJS.Timeout | undefined;
-  /** When all calls end at the latest: the client is closing then. */
+  /** When all calls end at the latest. It is set once the client is closing. */
   private end = Infinity;
   private isClosed = false;
 
@@ -54,7 +54,7 @@ export class Sender {
     if (this.isClosed) throw closed();
   }
 
-  /** Returns when a call that counts ends at the latest. The last ones have all the time of the end. */
+  /** Returns when a call that counts ends at the latest. While the client closes, calls may take the time that `close` has. */
   deadline(): number { return this.isClosing ? this.end : performance.now() + this.retryFor; }
 
   /** Returns when a read ends at the latest: a page waits for several. */
@@ -82,7 +82,7 @@ export class Sender {
       } catch (thrown) {
         const error = thrown as Error;
         const code = codeOf(error);
-        // a refusal tells nothing about what the library may have sent before
+        // the library may have sent the call over another connection before this refusal, which proves nothing about that send
         const mayFollowAnother = (!connection && code !== 'NOSCRIPT') || this.redis.connection() !== connection;
         if (counts && (code === NO_REPLY || (mayFollowAnother && !(error instanceof CounterfoilError)))) lost = true;
         const isAway = AWAY.test(code);
@@ -91,7 +91,7 @@ export class Sender {
           throw new Misconfigured(code, `use a client for a cluster: ${error.message}`, error);
         } else if ((isAway || TEMPORARY.test(code)) && left() > pause) await sleep(pause);
         else {
-          const isLong = performance.now() - begun > this.retryFor / 4; // or it had little time left, and shows nothing
+          const isLong = performance.now() - begun > this.retryFor / 4; // the failure of a call with little time left shows nothing
           if (isAway && isLong) outage?.begin(code === NO_REPLY ? UNREACHABLE : code, textOf(error), begun);
           throw failure(error, code, counts, lost);
         }
@@ -105,7 +105,7 @@ export class Sender {
     for (const wait of this.waits) wait.until = Math.min(wait.until, time);
   }
 
-  /** Probes all that calls do not wait for. */
+  /** Probes all outages now. */
   async retryOutages(): Promise<void> { await Promise.all([...this.outages.values()].map((outage) => outage.retry())); }
 
   async close(): Promise<void> {
@@ -118,14 +118,14 @@ export class Sender {
     return memo(this.outages, key, () => new Outage(isConfigured));
   }
 
-  /** Returns that of a server, and in a cluster that of the partition of a key. Keys of no partition have none. */
+  /** Returns the outage of the server, in a cluster that of the partition of a key. A key of no partition has none. */
   private outageOf(key: string): Outage | undefined {
     const [partition] = /^cf1:\{.*?\}/.exec(key) ?? [];
     if (!partition) return undefined;
     return memo(this.outages, this.redis.isCluster ? partition : '', () => new Outage(() => this.probe(partition), 'Redis'));
   }
 
-  /** Asks for the epoch of a partition. Returns whether there is a reply, or nothing to ask any more. */
+  /** Asks for the epoch of a partition. Returns whether the outage is over: any reply ends it, and so does `close`. */
   private async probe(partition: string): Promise<boolean> {
     const keys = ['calls', 'calls_before', 'requests', 'requests_before'].map((name) => `${partition}:${name}`);
     const command = ['EVALSHA', sha1Of('family_epoch'), String(keys.length), ...keys, '', '', '', ''];
@@ -134,7 +134,7 @@ export class Sender {
 
   /** Sends a command once, and waits for its reply for `ms`, or for the timeout if that is less. */
   private async once(command: (string | Buffer)[], key: string, ms: number): Promise<unknown> {
-    this.checkOpen(); // or the connection would be blamed
+    this.checkOpen(); // a closed client has closed its connection, whose error would mislead
     const state = this.redis.state();
     if (state === 'closed') throw new Misconfigured('CLOSED', 'connect it; node-redis needs a reconnectStrategy');
     if (state === 'away') throw unreachable(this.redis.failure);
@@ -148,7 +148,7 @@ export class Sender {
     });
   }
 
-  /** Ends the waits that are over, by one timer: one for each call would be slow. */
+  /** Ends the waits whose time has passed. All share one timer, since one for each call would be slow. */
   private watch(): void {
     const endWaits = () => {
       this.timer = undefined;
@@ -159,24 +159,24 @@ export class Sender {
       }
       if (this.waits.size > 0) this.watch();
     };
-    // where the process was busy, replies that have arrived are read first
+    // after the timer Node first reads replies, which may have arrived while the process was busy
     this.timer ??= setTimeout(() => setImmediate(endWaits), TICK_MS).unref();
   }
 }
 
-/** Returns a word of a command as both libraries take it: of other arrays than a Buffer ioredis would send a text. */
+/** Returns a word of a command as both libraries take it. ioredis would send any other array than a Buffer as a text. */
 const word = (word: Bytes | number): string | Buffer =>
   word instanceof Uint8Array ? Buffer.from(word.buffer, word.byteOffset, word.byteLength) : String(word);
 
-/** Returns the error of a client without a connection; `cause` is why, if that is known. */
+/** Returns the error of a call without a connection; `cause` is why there is none, if that is known. */
 function unreachable(cause?: NodeJS.ErrnoException): NotCounted {
   const isUntrusted = /CERT|VERIFY_LEAF/.test(cause?.code ?? '');
   const hint = isUntrusted ? ': the option tlsCa names the authority of the server, tlsVerify: false accepts any' : '';
-  const why = cause ? cause.message || cause.code || cause.name : 'the client is not connected'; // that of several addresses is empty
+  const why = cause ? cause.message || cause.code || cause.name : 'the client is not connected'; // an error of several addresses has no message
   return new NotCounted(UNREACHABLE, why + hint, cause, true);
 }
 
-/** Returns the code of an error that Redis sent, or why there is none. Errors of the libraries begin with no code. */
+/** Returns the code of an error that Redis sent, or why there is none. An error of a library itself does not begin with a code. */
 function codeOf(error: Error): string {
   if (error instanceof CounterfoilError) return error.reason;
   if (error.message.startsWith(FULL)) return UNREACHABLE;

@@ -7,14 +7,14 @@ import { type Id, memo, randomStep, textOf, unconfigured, uniqueName } from './v
 
 const REQUESTS = ['requests', 'requests_before'];
 const FRESH_MS = 30_000;
-/** How long a daemon may take to configure what is wanted, and how often it reads that. */
+/** The time in which a daemon should have configured a family that was announced, and the interval at which it takes such names. */
 const [CONFIGURED_WITHIN_MS, WANTED_MS] = [3_000, 200];
 const ANNOUNCE_MS = 400;
 const WANTED = 'cf1:wanted';
 const ATTEMPTS = 5;
-/** Calls of a queue at a time. */
+/** The largest number of calls of a queue in flight. */
 const IN_FLIGHT = 2;
-/** So many items at most are not worth two calls. */
+/** The number of items up to which one call is better than two. */
 const SMALL = 16;
 const CAUSES: Record<string, string> = {
   EXPIRED: 'Redis no longer knows this call: it lost its memory, or the call took too long',
@@ -25,12 +25,12 @@ const CAUSES: Record<string, string> = {
 /** The settings of a kind, as lua/README.md lists them. */
 export type Settings = Record<string, any>;
 
-/** What `family_epoch` returned for a home, and the home's keys. */
+/** A reply of `family_epoch` for a home, and the home's keys of calls. */
 type Epoch = {
   current: string; generation: string; partitions: number; settings: Settings; ids: RegExp; fence: string[]; askedAt: number;
 };
 
-/** Work that may be run again: the number of its item in a call, its name, and the generation before its first run, if one is stored. */
+/** A request of a call: the number of its item, its name, and the generation that a job has stored before its first run, if any. */
 export type Work = { item: number; name: string; epoch: string | undefined };
 
 /** Returns a call without its caller. */
@@ -38,7 +38,7 @@ type Build = (settings: Settings) => Call;
 
 /** A family: its keys, its epochs and its calls. */
 export class Family {
-  /** What is known of the family, of any age: it keeps its partitions as long as anything counts in it. */
+  /** The last epoch of any home, however old: the number of partitions does not change while anything counts in the family. */
   known: Epoch | undefined;
   private readonly epochs = new Map<number, Epoch>();
   private readonly asking = new Map<number, Promise<Epoch>>();
@@ -72,7 +72,7 @@ export class Family {
 
   deadlineOfRead(): number { return this.sender.deadlineOfRead(); }
 
-  /** Counts items in a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`. */
+  /** Counts items in a call that is executed once, and returns its reply, `OK` or `DUP`. The home of `partition` remembers it. */
   async count(script: string, partition: number, items: Item[], build: Build): Promise<Reply> {
     const { callers, redis } = this.sender;
     const home = this.home(partition);
@@ -81,7 +81,7 @@ export class Family {
     const work = requestsOf(items);
     for (let attempt = 1; ; attempt += 1) {
       const { current, generation, partitions, settings, fence } = await this.epoch(home, until);
-      if (partitions !== of) { // the reconciler may not drain the one that was chosen
+      if (partitions !== of) { // the reconciler may not drain the partition that was chosen
         throw new Misconfigured('MISMATCH', `${this.name} has ${partitions} partitions now, not ${of}`);
       }
       const call = build(settings);
@@ -122,7 +122,7 @@ export class Family {
   /** Forgets the epoch of a home: Redis has another generation of requests. */
   forget(home: number): void { this.epochs.delete(home); }
 
-  /** Returns the generation of requests. A job that runs later needs the one that Redis has now. */
+  /** Returns the generation of requests. Redis is asked each time, since a job that runs later needs the one of now. */
   async requestEpoch(request: Id, id: Id): Promise<string> {
     const [name, counter] = [textOf(request, 64), textOf(id)];
     const deadline = this.deadline();
@@ -137,7 +137,7 @@ export class Family {
     return memo(this.asking, home, () => this.ask(home, deadline).finally(() => this.asking.delete(home)));
   }
 
-  /** Asks Redis for the epoch of this home, for a while if the family is not configured. */
+  /** Asks Redis for the epoch of this home. If no daemon has configured the family, announces it and waits for a while. */
   async ask(home: number, deadline: number): Promise<Epoch> {
     const fence = this.keys(home, 'calls', 'calls_before');
     const outage = this.sender.outageOfFamily(fence[0]!, () => this.isConfigured(home));
@@ -182,7 +182,7 @@ export class Family {
     return asked.then(({ status, words }) => status !== UNCONFIGURED || String(words[0]) !== '', () => false);
   }
 
-  /** Announces the family to the daemon, which may know it. Returns why that failed. */
+  /** Announces the family to the daemon, whose configuration may have a pattern for it. Returns why that failed, or `''`. */
   private async announce(): Promise<string> {
     try {
       const call = { keys: [WANTED], args: [this.name] };
@@ -194,10 +194,13 @@ export class Family {
   }
 }
 
-/** An item to count in one of `of` partitions until a time, perhaps for a request, and the word that a script returned for it. */
+/**
+ * An item to count. `of` is the number of partitions when its own was chosen, `until` when its call ends at the latest. `word` is
+ * what the script returned for it.
+ */
 export type Item = { of: number; until: number; request?: Request; word?: unknown };
 
-/** The name of a request, and the generation that is stored with it. */
+/** The name of a request, and the generation that a job has stored with it. */
 export type Request = { name: string; epoch: string | undefined };
 
 /** Returns the requests of items, which are in the order of the call. */
@@ -210,13 +213,13 @@ export function setWords(family: Family, home: number, items: Item[], words: unk
   if (words.includes('EXPIRED')) family.forget(home);
 }
 
-/** Counts items in one call, and sets the word of each. */
+/** A function that counts items in one call, and sets the word of each. */
 type Count<Some> = (key: number, items: Some[]) => Promise<unknown>;
 
-/** An item that waits for a call, and how its caller is notified. */
+/** An item that waits for a call, and the functions that notify its caller. */
 type Waiting<Some> = { item: Some; resolve(word: unknown): void; reject(error: unknown): void };
 
-/** The items of a key: those that wait, and how many are in how many calls. */
+/** The items of a key: those that wait for a call, and the numbers of calls and of items in flight. */
 type Line<Some> = { waiting: Waiting<Some>[]; calls: number; inFlight: number };
 
 /**

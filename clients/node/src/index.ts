@@ -16,18 +16,18 @@ export { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown };
 export type { Activity, Address, Buffered, Bytes, Cached, Fallback, Fallbacks, Id, Integer, OnError };
 export type { Pair, ReadRow, RedisClient, Series, Slice, Visitors };
 
-/** How long sums may take at the end of a process, where the connection takes half a second more, and how often they are sent. */
+/** The time for which `close` sends sums, and the pause between attempts. Closing the connection may take half a second more. */
 const [END_MS, END_PAUSE_MS] = [4_500, 500];
 
 /** Times are in milliseconds. */
 export interface Options {
-  /** When a call that counts ends at the latest, at most 30 s. A read ends within half of it. Defaults to 1 s. */
+  /** The time limit of a call that counts, at most 30 s. A read has half of it. Defaults to 1 s. */
   retryFor?: number;
-  /** How long a reply may take, before the call is sent again. Defaults to 400 ms, or less with a short `retryFor`. */
+  /** The time limit of a reply, after which the call is sent again. Defaults to 400 ms, or less with a short `retryFor`. */
   timeout?: number;
-  /** How long `later` collects before it sends. Defaults to 5 ms. */
+  /** The time for which `later` collects before it sends. Defaults to 5 ms. */
   laterEvery?: number;
-  /** Is called for what `later` took and was not counted, with the family's full name. Without it a warning is emitted. */
+  /** Receives each sum of `later` that was not counted, with the family's full name. Without it a warning is emitted. */
   onError?: OnError;
   /**
    * The URL of the daemon, such as `http://127.0.0.1:9292`, or those of several: for exact values, and for rows of cached
@@ -47,6 +47,7 @@ export class Counterfoil {
   /** @internal */
   protected daemons: Daemons;
   private readonly families = new Map<string, unknown>();
+  private readonly held = new Set<Promise<unknown>>();
 
   /** Counts over the application's client of ioredis or node-redis, standalone or cluster. Throws `Misconfigured`. */
   constructor(redis: RedisClient | Redis, private readonly namespace: string, private readonly options: Options = {}) {
@@ -68,7 +69,7 @@ export class Counterfoil {
     return this.open('buffered', name, (family) => new Buffered(family, this.daemons, this.options));
   }
 
-  /** Values in bounds, which changes return. The last call with a `readRow` decides on it. */
+  /** Values in bounds, which changes return. A family has one `readRow`: that of the last call with one. */
   cached(name: string, { readRow }: { readRow?: ReadRow } = {}): Cached {
     const cached = this.open('cached', name, (family) => new Cached(family, this.daemons));
     if (readRow) cached.readRow = readRow;
@@ -78,10 +79,10 @@ export class Counterfoil {
   /** Counts over time. */
   series(name: string): Series { return this.open('series', name, (family) => new Series(family, this.options)); }
 
-  /** Who is on a page now. */
+  /** Views and visitors of the last minutes of a page. */
   activity(name: string): Activity { return this.open('activity', name, (family) => new Activity(family, this.options)); }
 
-  /** Visitors that count once a day. */
+  /** Visitors who count once a day. */
   visitors(name: string): Visitors {
     return this.open('visitors', name, (family) => new Visitors(family, this.daemons, this.options));
   }
@@ -99,6 +100,9 @@ export class Counterfoil {
   async close(): Promise<void> {
     const until = performance.now() + END_MS;
     this.sender.endAt(until);
+    const late = new AbortController();
+    await Promise.race([Promise.allSettled(this.held), sleep(END_MS, undefined, { signal: late.signal })]);
+    late.abort();
     const laters = this.laters();
     const send = () => Promise.all(laters.map((family) => family.send()));
     await send();
@@ -111,9 +115,15 @@ export class Counterfoil {
     await ends.finally(() => this.sender.close());
   }
 
+  /** @internal Makes `close` wait for a view that is being counted. */
+  async hold<T>(view: Promise<T>): Promise<T> {
+    this.held.add(view);
+    return view.finally(() => this.held.delete(view));
+  }
+
   private laters(): Later<unknown>[] { return [...this.families.values()].filter((family) => family instanceof Later); }
 
-  /** Returns the only object of the family, so that all callers share its calls. */
+  /** Returns the family's object. There is one, so that all callers share its calls. */
   private open<T>(kind: string, name: string, open: (family: Family) => T): T {
     const full = `${this.namespace}/${name}`;
     const isName = /^[a-z0-9_.-]{1,64}\/[a-z0-9_.-]{1,64}$/.test(full);

@@ -2,12 +2,12 @@ import type { Family } from './family.js';
 import { type CounterfoilError, type Integer, NotCounted, OutcomeUnknown, UNCONFIGURED, closed, integer } from './values.js';
 
 const MOST_SUMS = 100_000;
-/** Of a round of calls. */
+/** The number of sums that are sent at a time. */
 const MOST_HITS = 1000;
-/** How long sums wait that could not be sent. */
+/** The pause after which sums that could not be sent are sent again. */
 const PAUSE_MS = 1_000;
 
-/** Receives what `later` took and was not counted: the family's full name, the id, name or page, and the number. */
+/** Receives a sum of `later` that was not counted: the family's full name, the id, name or page, and the number. */
 export type OnError = (family: string, id: string, number: Integer, error: CounterfoilError) => void;
 
 export type LaterOptions = { laterEvery?: number; onError?: OnError };
@@ -20,11 +20,11 @@ export abstract class Later<Hit> {
   private sums = new Map<string, Sum<Hit>>();
   private inFlight = 0;
   private timer: NodeJS.Timeout | undefined;
-  /** The error of sums that had to stay, for which the next send waits. */
+  /** The error of sums that had to stay, after which the next send waits for longer. */
   private unsent: CounterfoilError | undefined;
   /** The last send. Each begins when the one before has ended. */
   private sending: Promise<void> = Promise.resolve();
-  /** The first error that no `flush` has reported, and of how many sums there is one. */
+  /** The first error of a dropped sum that no `flush` has reported, and how many sums were dropped since then. */
   private failure: CounterfoilError | undefined;
   private failed = 0;
 
@@ -38,8 +38,8 @@ export abstract class Later<Hit> {
   protected abstract idOf(hit: Hit): string;
 
   /**
-   * Sends what `later` took, and throws the first error of what was not counted. Waits for `retryFor` at most. That of the client
-   * does so for all families.
+   * Sends what `later` took, and throws the first error of what was not counted. Waits for `retryFor` at most. `flush` of the
+   * client does so for all families.
    */
   async flush(): Promise<void> {
     this.family.checkOpen();
@@ -47,7 +47,7 @@ export abstract class Later<Hit> {
     await this.report();
   }
 
-  /** @internal Whether sums wait. */
+  /** @internal True while sums wait. */
   get isWaiting(): boolean { return this.sums.size > 0; }
 
   /** @internal Sends all that waits. Each send begins when the one before has ended. */
@@ -62,7 +62,7 @@ export abstract class Later<Hit> {
   }
 
   private async report(): Promise<void> {
-    await new Promise(setImmediate); // after onError: the application may exit now
+    await new Promise(setImmediate); // lets `onError` run first, since the application may exit when it has the error
     const first = this.failure ?? this.unsent;
     if (!first) return;
     const mayPass = !this.failure;
@@ -73,7 +73,7 @@ export abstract class Later<Hit> {
     throw new Class(first.reason, `later() of ${this.family.name}: ${what}: ${first.text}`, first, mayPass);
   }
 
-  /** @internal Adds hits of the same key up, and sends them soon. */
+  /** @internal Adds to the sum of a key, which is sent soon. */
   protected keep(key: string, hit: Hit, n: Integer): void {
     if (this.family.isClosing) throw closed();
     const isFull = this.sums.size + this.inFlight >= MOST_SUMS && !this.sums.has(key);
@@ -81,7 +81,7 @@ export abstract class Later<Hit> {
     if (!this.put({ key, hit, n })) throw new NotCounted('RANGE', `the sum of ${this.idOf(hit)} is beyond 64 bits`);
   }
 
-  /** Returns false if the sum would be beyond 64 bits. */
+  /** Adds to a sum. Returns false, and adds nothing, if it would be beyond 64 bits. */
   private put({ key, hit, n }: Sum<Hit>): boolean {
     const sum = BigInt(this.sums.get(key)?.n ?? 0) + BigInt(n);
     if (sum !== BigInt.asIntN(64, sum)) return false;
@@ -112,7 +112,7 @@ export abstract class Later<Hit> {
     for (this.inFlight = sums.length; sums.length > 0; this.inFlight = sums.length) {
       const group = sums.splice(0, MOST_HITS);
       const count = ({ hit, n }: Sum<Hit>) => this.countSum(hit, n).then(() => undefined, (error: CounterfoilError) => error);
-      const errors = await Promise.all(group.map((sum) => this.unsent ?? count(sum))); // others would be refused as well
+      const errors = await Promise.all(group.map((sum) => this.unsent ?? count(sum))); // once sums have to stay, all others would, too
       for (const [i, sum] of group.entries()) {
         const error = errors[i];
         if (!error) continue;

@@ -1,6 +1,6 @@
 import { NotCounted, UNREACHABLE } from './values.js';
 
-/** How often a server is probed, and for how long a probe waits at most. */
+/** The interval of probes, and how long a probe waits at most. */
 export const PROBE_MS = 1_000;
 
 /**
@@ -11,7 +11,7 @@ export class Outage {
   private begun: { at: number; reason: string; why: string } | undefined;
   private timer: NodeJS.Timeout | undefined;
 
-  /** `probe` returns whether it is over, and must not reject. A family has no `server`. */
+  /** `probe` returns whether the outage is over, and must not reject. The outage of a family has no `server`. */
   constructor(private readonly probe: () => Promise<boolean>, private readonly server?: string) {}
 
   /** The error of calls during the outage. */

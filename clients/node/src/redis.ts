@@ -10,9 +10,12 @@ export type RedisClient =
 /** One interface to the clients of both libraries. */
 export type Redis = {
   readonly isCluster: boolean;
-  /** The library sends a command again only over another connection than this one. It is undefined if that is not known. */
+  /**
+   * Returns the current connection, undefined if it is not known. If it is the same before and after a command, the library has sent
+   * the command once: it sends one again over another connection only.
+   */
   connection(): unknown;
-  /** `away`: a command would wait until the client has connected. `closed`: it would fail until the application connects. */
+  /** Returns `away` if a command would wait until the client has connected, `closed` if it would fail until the application connects. */
   state(): 'ready' | 'away' | 'closed';
   /** Sends a command. All its keys are in the slot of `key`. */
   send(command: (string | Buffer)[], key: string): Promise<unknown>;
@@ -22,12 +25,12 @@ export type Redis = {
   failure?: Error;
 };
 
-/** Those of ioredis; `wait` for the first command. */
+/** The states of ioredis that are not `away`. In `wait` it connects for the first command. */
 const STATES: Record<string, 'ready' | 'closed'> = { ready: 'ready', wait: 'ready', end: 'closed' };
 
 /** Wraps a client. It is recognized by its methods, so any compatible version or copy of a library serves. */
 export function wrap(client: any): Redis {
-  if ('state' in client) return client; // as `connect` returned it
+  if ('state' in client) return client; // made by `connect`
   if ('call' in client && 'status' in client) return wrapIoredis(client);
   if ('sendCommand' in client && 'isOpen' in client) return wrapNodeRedis(client);
   throw new Misconfigured('LIBRARY', 'expected a client of ioredis or node-redis');
@@ -48,7 +51,7 @@ function wrapNodeRedis(client: any): Redis {
   const isCluster = 'masters' in client;
   const isSentinel = 'acquire' in client;
   const route = (key: string) => (isCluster ? [key, false] : isSentinel ? [false] : []);
-  const options = { typeMapping: {} }; // the application may map replies to other types
+  const options = { typeMapping: {} }; // a mapping of the application would change the types in replies
   return {
     isCluster,
     connection: () => (isSentinel ? undefined : client),
@@ -63,9 +66,9 @@ export type Address = string | string[];
 /** Options of connections with TLS, as Node has them. */
 type Tls = { ca?: string; rejectUnauthorized?: boolean };
 
-/** How to connect. */
+/** Options of a connection. */
 export type ConnectionOptions = {
-  /** By default ioredis if it is installed, and otherwise redis. Or the module itself, such as `await import('redis')`. */
+  /** The name of a library, or its module, such as `await import('redis')`. Defaults to ioredis if that is installed, or else to redis. */
   library?: 'ioredis' | 'redis' | object;
   /** With `rediss://` the file of the authority that signed the server's certificate, in PEM. */
   tlsCa?: string;
@@ -79,13 +82,13 @@ const TLS_URL = /^rediss:\/\//;
 /** The longest time that a connection may take to end. */
 const END_MS = 500;
 
-/** Returns how long a call may take, and how long connecting or a reply. */
+/** Returns how long a call may take, and how long connecting and a reply may take each. */
 export function timesOf({ retryFor = 1_000, timeout = Math.min(400, 0.4 * retryFor) }: Times): Required<Times> {
   if (retryFor > 0 && retryFor <= 30_000 && timeout > 0) return { retryFor, timeout };
   throw new Misconfigured('OPTIONS', 'expected retryFor of 1 to 30000 ms, and a positive timeout');
 }
 
-/** Returns how long to wait before a further attempt to connect: a second during an outage. */
+/** Returns how long to wait before the next attempt to connect. It grows up to a second. */
 const reconnectAfter = (attempts: number): number => Math.min(50 * (attempts + 1), 1_000);
 
 /** Connects with settings under which a call ends in time, and is not sent again by the library. */
@@ -108,7 +111,10 @@ function tlsOf(address: Address, { tlsCa, tlsVerify = true }: ConnectionOptions)
   }
 }
 
-/** Returns the functions and classes of a library. Its name stands where bundlers look for it, in a `try` since both are optional. */
+/**
+ * Returns the functions and classes of a library. Bundlers look for the text `import('NAME')`. In a `try` they accept that the package
+ * is not installed.
+ */
 async function load(library: ConnectionOptions['library']): Promise<any> {
   if (typeof library === 'object') return exportsOf(library);
   let failure: unknown;
@@ -131,9 +137,14 @@ const exportsOf = (module: any): any => ('Cluster' in module || 'createCluster' 
 function connectIoredis({ Redis, Cluster }: any, address: Address, timeout: number, tls?: Tls): Redis {
   const settings = { connectTimeout: timeout, socketTimeout: timeout, retryStrategy: reconnectAfter, ...(tls && { tls }) };
   const client = typeof address === 'string'
-    ? new Redis({ ...settings, maxRetriesPerRequest: 0 }, address) // what comes first prevails
+    ? new Redis({ ...settings, maxRetriesPerRequest: 0 }, address) // these settings prevail over those in the URL
     : new Cluster(address, { retryDelayOnFailover: 0, clusterRetryStrategy: reconnectAfter, redisOptions: settings });
-  return own(client, timeout, () => client.quit(), () => client.disconnect());
+  const quit = () => {
+    // a handshake of TLS that is closed may fail twice, and ioredis handles one failure: the other one would end the process
+    for (const node of client.nodes?.() ?? [client]) node.stream?.on('error', ignore);
+    return client.quit();
+  };
+  return own(client, timeout, quit, () => client.disconnect());
 }
 
 async function connectNodeRedis(module: any, address: Address, timeout: number, tls?: Tls): Promise<Redis> {
@@ -147,7 +158,7 @@ async function connectNodeRedis(module: any, address: Address, timeout: number, 
   const attempt = async (attempts = 0): Promise<void> => {
     try {
       await client.connect();
-    } catch (error) { // that of a cluster gives up
+    } catch (error) { // the client of a cluster does not try again by itself
       redis.failure = error as Error;
       const repeat = () => { if (redis.state() !== 'closed') void attempt(attempts + 1); };
       setTimeout(repeat, reconnectAfter(attempts)).unref();
@@ -157,15 +168,15 @@ async function connectNodeRedis(module: any, address: Address, timeout: number, 
   return redis;
 }
 
-/** Wraps a client that `closeOwn` ends: by `end`, which waits for replies, and if that takes longer than the timeout by `stop`. */
+/** Wraps a client that `connect` made. `closeOwn` calls `end`, which waits for replies, and after that or the timeout `stop`. */
 function own(client: any, timeout: number, end: () => Promise<unknown>, stop: () => void): Redis {
   const redis = wrap(client);
   let isClosed = false;
   const closeOwn = async () => {
     isClosed = true;
-    const late = new AbortController(); // its timer keeps the process until then
+    const late = new AbortController(); // the timer keeps the process alive until the connection has ended, and no longer
     const ended = Promise.race([end(), sleep(Math.min(timeout, END_MS), undefined, { signal: late.signal })]);
-    await ended.catch(ignore).then(stop).catch(ignore); // either may throw if it is closed
+    await ended.catch(ignore).then(stop).catch(ignore); // `end` and `stop` may throw if the client is closed already
     late.abort();
   };
   const state = () => (isClosed ? 'closed' : redis.state() === 'ready' ? 'ready' : 'away');

@@ -9,7 +9,7 @@ const CALENDARS = ['calendar:day', 'calendar:month'];
 /** A slice of a window: its start in Unix seconds, and its count. */
 export type Slice = { start: number; count: Integer };
 
-/** A name, and when it was hit in Unix milliseconds; nothing for now. */
+/** A name, and the time of a hit in Unix milliseconds, `''` for now. */
 type Moment = { name: string; at: string };
 
 type Hit = Item & Moment & { n: Integer };
@@ -30,7 +30,7 @@ export class Series extends Later<Moment> {
   }
 
   /**
-   * Adds soon, like that of `Buffered`. Without `at` a hit counts in the slice in which Redis receives it.
+   * Adds soon, like `Buffered.later`. Without `at` a hit counts in the slice in which Redis receives it.
    * @throws NotCounted (`BADID`, `BADARG`, `BADTIME`, `BUSY`, `CLOSED`)
    */
   later(name: Id, n: Integer = 1, at?: Date | number): void {
@@ -84,7 +84,7 @@ function checkMoment(name: Id, n: Integer, at?: Date | number): Moment {
   return { name: textOf(name, LONGEST_NAME), at: millis(at) };
 }
 
-/** Returns a time in Unix milliseconds, or nothing for now. */
+/** Returns a time in Unix milliseconds, or `''` for now. */
 function millis(at?: Date | number): string {
   if (at === undefined) return '';
   const ms = Math.floor(Number(at));

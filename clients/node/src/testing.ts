@@ -25,11 +25,11 @@ const SLICES = 100;
 const ACTIVE_MS = 300_000;
 const NO_REDIS: Redis = { isCluster: false, connection: () => undefined, state: () => 'ready', send: async () => undefined };
 
-/** What a family has counted. */
+/** The counts of a family. */
 class State {
   kind: string | undefined;
   readonly values = new Map<string, bigint>();
-  /** What a request of an id got. */
+  /** The words that were returned for requests, by request and id. */
   readonly requests = new Map<string, string>();
   readonly visitors = new Set<string>();
   readonly hits = new Map<string, { at: number; n: bigint }[]>();
@@ -49,7 +49,7 @@ class State {
 
 type Script = (state: State, args: any[], keys: string[]) => unknown[];
 
-/** What the scripts do, without their guards. Arguments begin behind those of the caller. */
+/** The scripts, without what makes repeats safe. The arguments of a counting call begin with those of its caller, which are skipped. */
 const SCRIPTS: Record<string, Script> = {
   family_epoch(state, [kind]) {
     state.kind ??= kind;
@@ -133,7 +133,7 @@ const inGroups = (list: any[], size: number): any[][] => upTo(list.length / size
 /** Returns the name or page at the end of a key. */
 const lastPart = (key: string): string => /\}:\w+:\w+:([^]*)$/.exec(key)![1]!;
 
-/** Returns the start of a slice, and of one so many slices before, in Unix seconds. */
+/** Returns the start of the slice of a time, or of the slice so many before it, in Unix seconds. */
 function startOf(label: string, at: number, before = 0): number {
   const time = new Date(at);
   if (label === 'month') return Date.UTC(time.getUTCFullYear(), time.getUTCMonth() - before) / 1000;

@@ -3,26 +3,26 @@ import type { Family } from './family.js';
 import { Outage, PROBE_MS } from './outage.js';
 import { type Id, type Integer, Misconfigured, NotCounted, UNREACHABLE, integer, textOf, unconfigured } from './values.js';
 
-/** Ids of a request. */
+/** The largest number of ids in a request. */
 const IDS = 1000;
 const PAUSE_MS = 50;
 
-/** What stands for a value that does not arrive in time, or a function that returns it, such as a read of the row. */
+/** A number in place of a value that does not arrive in time, or a function that returns it, such as one that reads the row. */
 export type Fallback = OrNull | ((error: NotCounted) => OrNull | Promise<OrNull>);
 
-/** Likewise for many values: one for all of them, or each in the order of the ids. */
+/** A fallback for many values: one number for all of them, or one for each in the order of the ids, or a function. */
 export type Fallbacks = OneOrAll | ((error: NotCounted) => OneOrAll | Promise<OneOrAll>);
 type OneOrAll = OrNull | readonly OrNull[];
 /** NULL in a row counts as 0. */
 type OrNull = Integer | null;
 
-/** Reads values, null where there is no row. */
+/** A function that reads values, null where there is no row. */
 type Read = () => Promise<(Integer | null)[]>;
 
-/** The text begins with the status, or says why there is no reply, with a status of 0. */
+/** A reply. `text` begins with the status. Without a reply the status is 0, and `text` says why. */
 type Reply = { status: number; text: string; retryAfter: number };
 
-/** Returns `count` values that `read` returns, 0 for null, or the fallback after a failure that may pass. */
+/** Returns the `count` values that `read` returns, 0 for null, or after a temporary failure the fallback. */
 export async function valuesOr(fallback: Fallbacks | undefined, count: number, read: Read): Promise<Integer[]> {
   if (Array.isArray(fallback)) checkLength(fallback, count);
   try {
@@ -96,12 +96,12 @@ export class Daemons {
         if (status >= 300 && status < 500 && status !== 429) throw new Misconfigured(`HTTP ${status}`, explanation);
         if (this.urls[0] === url) this.urls.push(this.urls.shift()!); // the next calls begin with another one
         isAway &&= status === 0;
-        // all that were refused together would be refused again
+        // a random pause: clients that were refused together would be refused together again
         pause = Math.max(pause, retryAfter * 1000 * (0.5 + Math.random() / 2));
       }
       if (performance.now() + pause < deadline) await sleep(pause);
       else {
-        const isLong = performance.now() - begun > this.retryFor / 4; // or it had little time left, and shows nothing
+        const isLong = performance.now() - begun > this.retryFor / 4; // the failure of a call with little time left shows nothing
         if (isAway && isLong) this.outage.begin(UNREACHABLE, explanation, begun);
         throw new NotCounted(UNREACHABLE, explanation, undefined, true);
       }
@@ -126,7 +126,7 @@ async function fetched(url: string, ms: number, request: RequestInit = {}): Prom
   }
 }
 
-/** Returns the error of the daemon's reply, or nothing if it is another server's. */
+/** Returns the error in a reply of the daemon, or `''` for the reply of another server, such as a proxy. */
 function errorOf(text: string): string {
   try {
     return String(JSON.parse(text.slice(text.indexOf(' '))).error);

@@ -25,7 +25,7 @@ export class Visitors extends Later<Visit> {
   }
 
   /**
-   * Counts the visitor soon, like that of `Buffered`. Repeats merge.
+   * Counts the visitor soon, like `Buffered.later`. Repeats merge into one visit.
    * @throws NotCounted (`BADID`, `BUSY`, `CLOSED`)
    */
   later(scope: Id, day: string, visitor: Id | Uint8Array): void {
@@ -61,7 +61,7 @@ export class Visitors extends Later<Visit> {
     return integerOf(id, await this.queue.push(this.family.partition(id, epoch), hit));
   }
 
-  /** @internal By the separator that is known of the family. */
+  /** @internal Joins them by the family's separator, or by `/` as long as that is not known. */
   protected idOf({ scope, day }: Omit<Visit, 'visitor'>): string {
     return scope + (this.family.known?.settings.separator ?? '/') + day;
   }
@@ -71,7 +71,7 @@ export class Visitors extends Later<Visit> {
       keys: this.family.keys(partition, 'buffer', 'meta', ...hits.map(({ id }) => `seen:${id}`)),
       args: [hits.length, ...hits.flatMap(({ id, visitor }) => [id, 1, visitor])],
     }));
-    const results = status === 'DUP' ? words : words.slice(1); // behind a total
+    const results = status === 'DUP' ? words : words.slice(1); // without the total in front
     hits.forEach((hit, i) => (hit.word = results[i]));
   }
 }

@@ -45,7 +45,7 @@ before(() => {
 });
 after(() => rmSync(folder, { recursive: true }));
 
-/** Runs a bundle. It finds the installed libraries in the folder above, if it has left them out. */
+/** Runs a bundle. Libraries that are not in the bundle are found in the folder above. */
 async function counts(file) {
   const { stdout } = await run(process.execPath, [join(folder, file), socket, namespace, unique('page')]);
   assert.equal(stdout, '1 2 1 true\n');
@@ -56,7 +56,7 @@ test('esbuild, to CommonJS', async () => {
   await counts('esbuild.cjs');
 });
 
-test('esbuild, to ESM and minified', async () => { // which cannot hold ioredis itself
+test('esbuild, to ESM and minified', async () => { // a bundle in ESM cannot contain ioredis
   await esbuild.build({ ...node, format: 'esm', minify: true, external: ['ioredis'], outfile: join(folder, 'esbuild.mjs') });
   await counts('esbuild.mjs');
 });

@@ -7,10 +7,10 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { Counterfoil } from 'counterfoil';
 import { clientOf, daemon, namespace, proxyOf, unique } from './support.mjs';
 
-const STALLED = 'stalled'; // which is not an attempt
+const STALLED = 'stalled'; // it is not counted as an attempt
 const [JOBS, ATTEMPTS, WORKERS, CONCURRENCY] = [100, 12, 3, 5];
 
-/** Runs jobs as BullMQ does: what a worker has when it is killed runs again, by another one. */
+/** Runs jobs as BullMQ does: if a worker is killed, another one runs its job again. */
 class Runner {
   attempts = 0;
 

@@ -6,7 +6,7 @@ import { test } from 'node:test';
 import { Counterfoil, Misconfigured, NotCounted, OutcomeUnknown } from 'counterfoil';
 import { LIBRARIES, clientOf, command, commandsOf, configure, daemon, first, namespace, patient, proxyOf, require, socket, unique } from './support.mjs';
 
-/** Reads by another client. */
+/** Reads with another client. */
 const valueOf = async (id) => new Counterfoil({ status: 'end', options: {}, call() {} }, namespace, { daemon }).buffered('views').value(id);
 
 const is = (Class, reason) => (error) => error instanceof Class && (!reason || error.reason === reason);
@@ -71,7 +71,7 @@ for (const library of LIBRARIES) {
     await assert.rejects(Counterfoil.connect('http://localhost', namespace, { ...patient, library: require(library) }), is(Misconfigured, 'ADDRESS'));
   });
 
-  test(`${library}: close returns while Redis is unreachable, and while it does not reply`, { timeout: 10_000 }, async (t) => {
+  test(`${library}: close returns while Redis is unreachable, and while it does not reply`, { timeout: 30_000 }, async (t) => {
     for (const isAway of [true, false]) {
       const proxy = await proxyOf(t);
       const counterfoil = await Counterfoil.connect(proxy.path, namespace, { ...patient, library: require(library), timeout: 200, retryFor: 500 });
@@ -307,10 +307,10 @@ test('a family that no daemon has configured: one call waits, and a probe each s
   const [views, commands] = [counterfoil.buffered(name), commandsOf(redis)];
   const unconfigured = (error) => is(NotCounted, 'UNCONFIGURED')(error) && error.temporary && error.message.includes('counterfoil.toml');
   await assert.rejects(views.add('page'), unconfigured);
-  assert.ok(commands.calls < 14, `${commands.calls}`); // every 200 ms, and the load of two scripts
+  assert.ok(commands.calls < 14, `${commands.calls}`); // one each 200 ms, and two more that load scripts
   const before = commands.calls;
   for (let i = 0; i < 50; i += 1) await assert.rejects(i % 2 ? views.add('page') : views.requestEpoch('job', 'page'), unconfigured);
-  assert.ok(commands.calls - before <= 4, `${commands.calls - before}`); // those of probes
+  assert.ok(commands.calls - before <= 4, `${commands.calls - before}`); // only those of probes
   const probed = commands.calls;
   while (commands.calls < probed + 2) await new Promise((resolve) => setTimeout(resolve, 10));
   await configure(name, 1);

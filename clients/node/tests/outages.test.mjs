@@ -1,4 +1,5 @@
-// What an outage costs an application: pages while Redis or the daemon refuses connections, is silent, or is dropped by a firewall.
+// The cost of an outage: pages of an application while Redis or the daemon refuses connections, is silent, or is behind a firewall that
+// drops packets.
 // Prints a table of milliseconds, and asserts the promises with room for a busy machine.
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import { test } from 'node:test';
-import { isbot } from 'isbot';
+import { pathToFileURL } from 'node:url';
 import * as esm from 'counterfoil';
 import { require } from './support.mjs';
 
@@ -12,16 +12,20 @@ test('ESM and CommonJS have the same classes', () => {
   assert.deepEqual({ ...require('counterfoil') }, names);
 });
 
+test('instanceof knows the errors of another copy, such as bundlers make', async () => {
+  const copy = await import(new URL('esm/index.js', pathToFileURL(require.resolve('counterfoil'))));
+  class Own extends esm.NotCounted {}
+  const { CounterfoilError, NotCounted, OutcomeUnknown } = esm;
+  const classes = [CounterfoilError, NotCounted, OutcomeUnknown, Own];
+  const isOf = (error) => classes.map((each) => Number(error instanceof each)).join('');
+  assert.notEqual(copy.NotCounted, NotCounted);
+  assert.deepEqual([new copy.NotCounted('A', 'b'), new copy.OutcomeUnknown('A', 'b'), new Own('A', 'b'), new Error('A'), null].map(isOf), ['1100', '1010', '1101', '0000', '0000']);
+});
+
 test('the programs of the README are JavaScript', () => {
   const programs = [...readFileSync('README.md', 'utf8').matchAll(/^```js\n([^]*?)^```$/gm)];
   assert.ok(programs.length > 3);
   for (const [, program] of programs) execFileSync(process.execPath, ['--check', '--input-type=module'], { input: program });
-});
-
-test('what the README tells bots by', () => {
-  const crawler = 'Mozilla/5.0 (compatible; Googlebot/2.1; +http://www.google.com/bot.html)';
-  const browser = 'Mozilla/5.0 (X11; Linux x86_64; rv:143.0) Gecko/20100101 Firefox/143.0';
-  assert.deepEqual([crawler, browser].map(isbot), [true, false]);
 });
 
 test('the types fit both libraries', () => {

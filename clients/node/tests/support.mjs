@@ -1,4 +1,4 @@
-// What the tests share: connections of each library, and a proxy that loses what passes through it.
+// Helpers of the tests: connections of each library, and a proxy that loses requests and replies.
 import { once } from 'node:events';
 import { createRequire } from 'node:module';
 import net from 'node:net';
@@ -39,7 +39,7 @@ export async function clientOf(t, library, path = socket, options = {}) {
   return redis;
 }
 
-/** Sends a command by the socket itself: what the libraries do must not matter. */
+/** Sends a command over a socket of its own, without the libraries. */
 export async function command(...args) {
   const redis = new (require('ioredis').Redis)(socket);
   try {
@@ -98,7 +98,7 @@ export async function proxyOf(t) {
   return proxy;
 }
 
-/** Loses what a test asks for a number of times, and passes the rest. */
+/** Loses requests or replies a number of times, as a test asks, and passes the others. */
 export function first(times, fate, matching = /EVALSHA/i) {
   let left = times;
   return (data) => (matching.test(data) && left-- > 0 ? fate : 'pass');

@@ -33,3 +33,12 @@ void counterfoil.buffered('views').add(true);
 // @ts-expect-error no client of Redis
 new Counterfoil({}, 'shop');
 export const all = [pending, values, shown, listed, days, value, first, counts, results.filter((each) => each instanceof NotCounted).map(({ reason }) => reason)];
+
+// Views, with requests as Express, Fastify and Next.js type them
+import { Views as ExpressViews } from 'counterfoil/express';
+import { Views as FastifyViews } from 'counterfoil/fastify';
+import { Views } from 'counterfoil/next';
+const isCounted: boolean = await new ExpressViews(fake, 'views', { staff: (request) => request.params.id }).countView({} as never, 7n);
+void new FastifyViews(Counterfoil.connect('/socket', 'shop'), 'views', { repeats: false, secret: 'key' }).counted(({ params }) => params.id);
+export const GET = new Views(() => counterfoil, 'views').counted(async (_: Request, { params }: { params: Promise<{ id: string }> }) => Response.json(await params));
+void GET(new Request('http://a'), { params: Promise.resolve({ id: isCounted ? '1' : '2' }) });

@@ -53,7 +53,7 @@ test('connections to a daemon are kept', async (t) => {
   const views = await viewsBy(t, { daemon: started.url, token: 'secret' });
   for (let i = 0; i < 20; i += 1) assert.equal(await views.value('a'), 7);
   assert.equal(started.requests.length, 20);
-  assert.ok(started.connections <= 2, `${started.connections}`); // fetch may open one before another is free again
+  assert.ok(started.connections <= 2, `${started.connections}`); // fetch may open a second one before the first is free again
   assert.deepEqual(started.requests[0], ['Bearer secret', { family: `${namespace}/views`, ids: ['a'] }]);
 });
 
@@ -92,7 +92,7 @@ test('what the daemon replies while it or a proxy is busy is temporary, and othe
   const both = await viewsBy(t, { daemon: [started.url, other.url] });
   for (status of [302, 400, 401, 404, 409]) await assert.rejects(both.value('a'), { name: 'Misconfigured', reason: `HTTP ${status}` });
   assert.equal(other.requests.length, 0);
-  [status, body] = [200, '{"values":[12']; // of 1234, as a proxy may pass it on
+  [status, body] = [200, '{"values":[12']; // a part of 1234, as a proxy may pass it on
   await assert.rejects(views.value('a'), { name: 'NotCounted', temporary: true });
 });
 

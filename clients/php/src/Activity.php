@@ -4,7 +4,7 @@ namespace Counterfoil;
 
 use Counterfoil\Internal\{Call, SummingFamily};
 
-/** Who is on a page now, and how many pages they viewed. */
+/** The views and distinct visitors of pages within the last minutes. */
 final class Activity extends SummingFamily {
     protected const KIND = 'activity';
     protected const PARTS = 2;  // page and visitor
@@ -22,7 +22,7 @@ final class Activity extends SummingFamily {
     }
 
     /**
-     * Adds a view to the sums of this process; see Buffered::later. It counts when Redis takes it.
+     * Adds a view to the sums of this process; see Buffered::later. It counts at the time at which Redis receives it.
      *
      * @param string|int $page
      * @param string|int $visitor 1 to 255 bytes of any kind

@@ -11,7 +11,7 @@ final class Buffered extends SummingFamily {
     protected const KIND = 'buffered';
     protected const SPANS_PARTITIONS = true;
 
-    /** Where the hits of this object go in a wide family, modulo its partitions. */
+    /** In a wide family the hash that chooses the partition of all hits of this object. */
     private ?int $wideHash = null;
 
     /**
@@ -25,7 +25,8 @@ final class Buffered extends SummingFamily {
         [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
         return $this->session->within(function () use ($id, $delta): ?int {
             $this->checkRow($id);
-            $args = [0, 1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
+            // no request, one hit, two pairs: the second one counts nothing, see Family::count
+            $args = [0, 1, 2, $id, $delta, $id, 0];
             $hash = $this->hashOf($id, [], $this->ask()['settings']);
             return self::pendingOf($this->count($this->call('buffered_add', $hash, ['buffer', 'meta'], $args)));
         });
@@ -35,8 +36,8 @@ final class Buffered extends SummingFamily {
      * Counts many pairs with few calls. Pairs fail one by one.
      *
      * @param iterable<array{string|int, int}|int> $pairs pairs of id and delta, or deltas by id
-     * @return array<int|null|CounterfoilException> the result of each pair, as `add` returns or throws it, under its key;
-     *     under the next free number if an earlier pair has the same key
+     * @return array<int|null|CounterfoilException> the result of each pair, as `add` returns or throws it, under its key. If
+     *     an earlier pair has the same key, it is under the next free number
      */
     public function addMany(iterable $pairs): array {
         $results = $items = [];
@@ -60,8 +61,8 @@ final class Buffered extends SummingFamily {
     }
 
     /**
-     * Counts once for a request, however often and wherever it is run again. Redis remembers a request for an hour, or as
-     * long as the family's `remember_requests`.
+     * Counts once for a request, however often and in whichever process it is made. Redis remembers a request for an hour, or
+     * as long as the family's `remember_requests`.
      *
      * @param string|int $request names the request: 1 to 64 bytes
      * @param string|int $id
@@ -75,7 +76,8 @@ final class Buffered extends SummingFamily {
         [$request, $id, $delta] = [self::checkRequest($request), self::checkId($id), self::checkDelta($delta)];
         return $this->session->within(function () use ($request, $id, $delta, $epoch): bool {
             $hash = $this->hashOfRequest($request, $this->checkRow($id));
-            $args = [1, 1, 2, $id, $delta, $id, 0];  // one request, see Family::count
+            // one request, one hit, two pairs: the second one counts nothing, see Family::count
+            $args = [1, 1, 2, $id, $delta, $id, 0];
             $call = $this->call('buffered_add', $hash, ['buffer', 'meta'], $args, [$request, $epoch]);
             $reply = $this->count($call);
             $isDup = $reply[0] === 'DUP';
@@ -103,8 +105,8 @@ final class Buffered extends SummingFamily {
     }
 
     /**
-     * Adds to the sums of this process, which are sent at the end of the request, behind its response, or by `flush`.
-     * Behind that end it sends the sum itself. Sums that cannot be sent there wait in APCu for the next request.
+     * Adds to the sums of this process. They are sent after the response of the request, or by `flush`. Once they were sent
+     * after the response, `later` sends at once. Sums that cannot be sent then wait in APCu for the next request.
      *
      * @param string|int $id
      * @param int $delta
@@ -121,13 +123,13 @@ final class Buffered extends SummingFamily {
     protected function callOf(array $some, array $known): Call {
         $items = $hits = $pairs = [];
         foreach ($some as $i => [$partition, $key, $id, [, $delta]]) {
-            // sums stand for several hits: how many only decides when a sync is due
+            // a sum stands for several hits. Redis uses their number only to decide when a sync is due
             $hits[$partition] = min(1000, ($hits[$partition] ?? 0) + max(1, abs($delta)));
             $pairs[$partition][] = $id;
             $pairs[$partition][] = $delta;
             $items[$key] = [$id, $delta, $i + 1, count($pairs)];
         }
-        array_push($pairs[$partition], $id, 0);  // see Family::count
+        array_push($pairs[$partition], $id, 0);  // a pair that counts nothing, see Family::count
         [$keys, $args] = [$this->fence($partition), [0]];
         foreach ($pairs as $partition => $words) {
             array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));

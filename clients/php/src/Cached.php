@@ -26,8 +26,8 @@ final class Cached extends Family {
     }
 
     /**
-     * Changes the counter once for a request, however often and wherever it is run again, and returns the value that it had
-     * then. A refusal by the bounds stays, too.
+     * Changes the counter once for a request, however often and in whichever process it is made, and returns the value that it
+     * had then. A request that the bounds refused is refused again.
      *
      * @param string|int $request names the request: 1 to 64 bytes
      * @param string|int $id
@@ -74,7 +74,7 @@ final class Cached extends Family {
         return $this->session->within(fn(): int => $this->seeded($id, function () use ($id): string|int {
             $this->checkRow($id);
             $keys = $this->keys($this->partitionOf(crc32($id)), 'base', 'buffer', 'batch', 'meta');
-            $args = [1, '', bin2hex(random_bytes(8)), $id, $id];  // see Family::count
+            $args = [1, '', bin2hex(random_bytes(8)), $id, $id];  // the id twice, see Family::count
             $word = $this->read('cached_get', $keys, $args)[1];
             if ($word !== 'UNCONFIGURED') return $word;
             throw new NotCounted($word, "$this->name in the partition of $id", isTemporary: true);
@@ -85,20 +85,20 @@ final class Cached extends Family {
         $id = self::checkId($id);
         return $this->session->within(fn(): int => $this->seeded($id, function () use ($id, $change, $request): string {
             $this->checkRow($id);
-            $args = [$request === null ? 0 : 1, 2, $id, $change, '', 0];  // see Family::count
+            $args = [$request === null ? 0 : 1, 2, $id, $change, '', 0];  // the second pair counts nothing, see Family::count
             $call = $this->call('cached_incr', crc32($id), ['base', 'buffer', 'batch', 'meta'], $args, $request);
             $word = explode(' ', (string) $this->count($call)[1])[0];
             return preg_replace('/^BEFORE:/', '', $this->known($word, $call->partition));
         }));
     }
 
-    /** Makes a call, and again with the row of the counter as long as Redis does not have it. */
+    /** Makes a call. While Redis does not have the counter, seeds it from its row, and makes the call again. */
     private function seeded(string $id, Closure $call): int {
         for ($seeds = 0; $seeds <= self::SEEDS; $seeds++) {
             $word = (string) $call();
             $parts = explode(':', $word);
             if ($parts[0] !== 'MISS') return self::number($word);
-            $row = $this->row($id) ?? '-';  // read after the ticket was received, never before
+            $row = $this->row($id) ?? '-';  // read after the ticket was received: a value that was read before may be out of date
             $partition = $this->partitionOf(crc32($id));
             $keys = [$this->fence($partition)[0], ...$this->keys($partition, 'base')];
             $seeded = $this->read('cached_seed', $keys, ['', $id, $parts[1], $row])[1];

@@ -14,12 +14,13 @@ final class Counterfoil {
 
     /**
      * @param Redis|RedisCluster|ClientInterface|Closure $redis the application's connection, or a closure that returns a
-     *     new one: it is called at the first use, after a loss of the connection, and in each forked process. Requests
-     *     share what they know of its server by where it is written, its plain variables, and the namespace
+     *     new one. It is called at the first use, after a loss of the connection, and in each forked process. With APCu requests
+     *     share what they know of the server: closures are taken for the same server if they are written at the same place, and
+     *     use the same plain values and the same namespace
      * @param float $retryFor within how many seconds a call ends, 30 at most; one that reads ends within half of them
      * @param string|list<string>|null $daemon the URL of the daemon, e.g. `http://127.0.0.1:9292`, or those of several: the
      *     next one is asked if one is unreachable or busy
-     * @param ?string $token that of the daemon
+     * @param ?string $token the daemon's token
      * @param ?Closure(string, string, int, CounterfoilException): void $onError receives family, id (name, page) and
      *     number of what `later` lost
      * @throws Misconfigured
@@ -71,9 +72,9 @@ final class Counterfoil {
     /**
      * Returns a family of counters whose changes return the new value.
      *
-     * @param ?Closure(string): ?int $readRow must not read in an open transaction, whose snapshot may be old: the counter
-     *     would forget hits. It is for an application that cannot reach a daemon, and returns the value of an id's row on
-     *     the primary, null if there is none
+     * @param ?Closure(string): ?int $readRow returns the value of an id's row on the primary, null if there is none. It is for
+     *     an application that cannot reach a daemon. It must not read in an open transaction, whose snapshot may be old: the
+     *     counter would forget hits
      */
     public function cached(string $family, ?Closure $readRow = null): Cached {
         $cached = $this->open(Cached::class, $family);
@@ -96,7 +97,7 @@ final class Counterfoil {
         return $this->open(Visitors::class, $family);
     }
 
-    /** Returns the only object of a family. */
+    /** Returns the object of a family. There is one, which has the sums of `later`. */
     private function open(string $kind, string $family): Family {
         return $this->families["$kind $family"] ??= new $kind($this->session, $family);
     }

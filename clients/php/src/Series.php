@@ -78,7 +78,7 @@ final class Series extends SummingFamily {
         return self::pendingOf($reply, $item[3]);
     }
 
-    /** Returns a time in Unix milliseconds, or nothing for now. */
+    /** Returns a time in Unix milliseconds, or '' for now. */
     private static function millis(DateTimeInterface|int|float|null $at): string {
         if ($at === null) return '';
         $ms = $at instanceof DateTimeInterface ? (float) $at->format('U.u') * 1000 : $at * 1000;

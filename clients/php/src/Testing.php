@@ -5,8 +5,8 @@ namespace Counterfoil;
 use Counterfoil\Internal\{Driver, Session, Values};
 
 /**
- * Redis and the daemon in memory, for tests of applications: the same calls, results and errors. It does not show the
- * protocol, nor what happens when a server fails, and saves nothing.
+ * Redis and the daemon in memory, for tests of applications: the same calls, results and errors. It does not test the protocol,
+ * no server fails, and nothing is saved.
  */
 final class Testing extends Driver implements Values {
     private const SLICES = 120;
@@ -15,17 +15,17 @@ final class Testing extends Driver implements Values {
     private const LIMIT = 2 ** 53;
     /** @var array<string, string> the name of a script by its SHA-1 */
     private readonly array $scripts;
-    /** @var array<string, string> by family */
+    /** @var array<string, string> the kinds, by family */
     private array $kinds = [];
-    /** @var array<string, array<int>> by family and id */
+    /** @var array<string, array<int>> the values, by family and id */
     private array $values = [];
-    /** @var array<string, array<int|string>> what requests got, by family, request and id */
+    /** @var array<string, array<int|string>> the words that were returned for requests, by family, request and id */
     private array $requests = [];
-    /** @var array<string, array<int>> by family and name, then label and start */
+    /** @var array<string, array<int>> the counts of slices, by family and name, then label and start */
     private array $slices = [];
     /** @var array<string, array{list<array{int, int}>, array<int>}> by family and page: times and views, times of visitors */
     private array $pages = [];
-    /** @var array<string, array<true>> by family and id */
+    /** @var array<string, array<true>> the visitors of a scope and day, by family and id */
     private array $seen = [];
 
     /**
@@ -134,7 +134,7 @@ final class Testing extends Driver implements Values {
         return ['OK', implode(' ', $starts), implode(' ', $counts)];
     }
 
-    /** Returns the start of a slice of UTC, so many before that of a time. */
+    /** Returns the start of a slice, in UTC: `$age` slices before that of the time `$at`. */
     private static function start(string $label, int $age, ?int $at = null): int {
         $at ??= time();
         if ($label === 'month') return gmmktime(0, 0, 0, (int) gmdate('n', $at) - $age, 1, (int) gmdate('Y', $at));

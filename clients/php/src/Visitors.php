@@ -76,7 +76,7 @@ final class Visitors extends SummingFamily {
             foreach ($visits as $key => $item) $items[$key] = [...$item, count($items) + 1];
             array_push($args, (string) $id, count($visits), ...array_column($visits, 2));
         }
-        // the last visitor twice, see Family::count
+        // the last visitor comes twice: the second one counts nothing, see Family::count
         $args[count($args) - count($visits) - 1]++;
         $args[] = end($args);
         $keys = [...$this->fence($partition), ...$this->keys($partition, ...$names)];

@@ -1,10 +1,10 @@
 <?php
 
-// Traps of PHP and its libraries.
+// The client, and the traps of PHP and its libraries.
 
 declare(strict_types=1);
 
-use Counterfoil\{Counterfoil, Misconfigured, NotCounted, OutcomeUnknown, Series, Testing};
+use Counterfoil\{Counterfoil, Misconfigured, NotCounted, OutcomeUnknown, Rows, Series, Testing, Views};
 use Counterfoil\Internal\{Connector, Driver};
 
 $own = fn(string $library = 'phpredis', mixed ...$options): Counterfoil =>
@@ -48,7 +48,7 @@ function over(Driver $driver, float $retryFor, Redis|Connector|null $redis = nul
     return $counterfoil;
 }
 
-/** That of Predis 3.4 and later. */
+/** Returns the parameter `retry` of Predis 3.4 and later. */
 function retry(): ?Predis\Retry\Retry
 {
     return class_exists(Predis\Retry\Retry::class) ? new Predis\Retry\Retry(new Predis\Retry\Strategy\NoBackoff(), 1) : null;
@@ -188,7 +188,7 @@ return [
         }
     },
     'a reply without a number is that of a call that counted' => function () use ($own) {
-        $own()->series('hits')->add(id());  // loads the script, which is longer than what the proxy reads at once
+        $own()->series('hits')->add(id());  // loads the script, which is longer than the proxy reads at once
         foreach (['phpredis', 'predis'] as $library) {
             for ($bytes = 0; $bytes < 30; $bytes++) {
                 [$socket, $proxy] = cutting($bytes);
@@ -229,7 +229,7 @@ return [
         $epoch = $views->requestEpoch('stored', $id);
         forget('views');
         same([true, false], [$views->addOnce('fresh', $id), $views->addOnce('fresh', $id, 1, $epoch)]);
-        redis()->hDel('cf1:{' . NS . '/views/0}:requests', '=now', '=before', '=began_at');  // as after a reset
+        redis()->hDel('cf1:{' . NS . '/views/0}:requests', '=now', '=before', '=began_at');  // as a reset leaves it
         fails(OutcomeUnknown::class, 'EXPIRED', fn() => $views->addOnce('stored', $id, 1, $epoch));
         same([true, false], [$views->addOnce('stored', $id), $views->addOnce('stored', $id)]);
         same(4, $views->add($id));
@@ -482,7 +482,7 @@ return [
         fails(Misconfigured::class, 'daemon', fn() => $own()->buffered('views')->value('a', 7));
     },
     'a job counts once under the schedule of a queue' => function () {
-        // it loses replies, or its worker is killed, before or behind what Redis executes
+        // a job loses replies, or its worker is killed before or after Redis executes the call
         $redis = fn(string $fate): Redis => new class($fate) extends Redis {
             public function __construct(private string $fate) {
                 parent::__construct();
@@ -581,7 +581,7 @@ return [
     },
     'another number of partitions' => function () use ($own) {
         for ($i = 0; $i < 10; $i++) {
-            $isWide = $i > 1;  // any of its partitions may be one that is gone
+            $isWide = $i > 1;  // a hit of a wide family may go to any partition, also to one that is gone
             configure('moved', 8, $isWide);
             $views = ($i % 2 === 0 ? $own() : new Counterfoil(redis(), NS))->buffered('moved');
             $views->add(id(), 0);
@@ -602,7 +602,7 @@ return [
         $client = new class($parameters) extends Predis\Client {
             public ?string $refusal = null;
 
-            // the reply is lost, and the same call refused over another connection
+            // the reply is lost, and then the same call is refused over another connection
             public function executeCommand(Predis\Command\CommandInterface $command)
             {
                 $reply = parent::executeCommand($command);
@@ -681,7 +681,7 @@ return [
         $redis = new class extends Redis {
             public int $left = PHP_INT_MAX;
 
-            // after so many calls Redis loads
+            // after this number of calls Redis replies LOADING
             public function evalSha($sha, $args = [], $keys = 0): mixed
             {
                 if ($keys > 2 && --$this->left < 0) return parent::eval("return redis.error_reply('LOADING the dataset')");
@@ -749,7 +749,7 @@ return [
         $ends = [
             'exit(0);' => 3,
             'register_shutdown_function(fn() => exit(0));' => 3,
-            // in a destructor, and behind what sends the sums
+            // hits in a destructor, and after the sums were sent
             '$atEnd = new class($later) {
                 public function __construct(private Closure $later) {}
                 public function __destruct() { ($this->later)(); }
@@ -803,7 +803,7 @@ return [
         same($warning, redis()->get("$id/warning"));
     },
     'without a library' => function () {
-        // nor the file that loads it
+        // without Composer's autoloader, too
         $process = proc_open([PHP_BINARY, '-n', '--', INSTALLED], [['pipe', 'r']], $pipes);
         fwrite($pipes[0], '<?php
             spl_autoload_register(function (string $class) use ($argv): void {
@@ -843,7 +843,7 @@ return [
     },
     'a signal within flush loses and doubles no sum' => function () {
         foreach (['exit(0)', 'throw new DomainException', '[]'] as $signal) {
-            // it arrives while Redis is away, or behind a call that was executed and whose reply is lost
+            // the signal arrives while Redis is away, or after a call that was executed and whose reply is lost
             foreach (['$isAway' => 'parent::evalSha("")', 'false' => 'parent::evalSha($sha, $args, $keys)'] as $isAway => $call) {
                 $id = id();
                 program('class Signalled extends Redis {
@@ -1007,7 +1007,7 @@ return [
             $views->addMany(array_map(null, $ids, range(0, 2099)));
             same(range(2099, 0), $views->values(new ArrayIterator(array_reverse($ids))));
         }
-        // options hold although another call has named the family
+        // a later call without the options leaves them as they are
         $counterfoil->cached('votes');
         same(7, $counterfoil->cached('votes', fn() => 7)->get($id));
         fails(Misconfigured::class, 'daemon', fn() => $own()->buffered('views')->value($id));
@@ -1078,7 +1078,7 @@ return [
         fails(NotCounted::class, 'UNCONFIGURED', fn() => $views->value('a'));
         fails(Misconfigured::class, 'daemon 404', fn() => $views->value('a', 7));
         pcntl_waitpid($child, $status);
-        // the next one
+        // the next daemon is asked
         $silent = stream_socket_server('tcp://127.0.0.1:0');
         [$first, $one] = $serve([$busy]);
         [$second, $two] = $serve([$value, $value]);
@@ -1198,5 +1198,40 @@ return [
         } finally {
             $redis->rawCommand('CONFIG', 'SET', 'maxclients', 10_000);
         }
+    },
+    'views without those of crawlers, prefetches and repeats' => function () {
+        $counterfoil = Testing::counterfoil('shop');
+        if (!class_exists(Jaybizzle\CrawlerDetect\CrawlerDetect::class)) {
+            fails(Misconfigured::class, 'BOTS', fn() => new Views($counterfoil, 'secret'));
+        }
+        $views = new Views($counterfoil, 'secret', bots: fn(string $userAgent): bool => str_contains($userAgent, 'bot'));
+        $browser = ['REMOTE_ADDR' => '203.0.113.7', 'HTTP_USER_AGENT' => 'Firefox'];
+        $counted = fn(array $server, bool $repeats = true, ?string $visitor = null): bool =>
+            $views->count($repeats ? 'views' : 'visitors', 7, $server + $browser, $repeats, $visitor);
+        same([true, true], [$counted([]), $counted([])]);
+        same([false, false], [$counted(['HTTP_USER_AGENT' => 'a bot']), $counted(['HTTP_USER_AGENT' => ''])]);
+        same([false, false], [$counted(['HTTP_SEC_PURPOSE' => 'prefetch;prerender']), $counted(['HTTP_PURPOSE' => 'prefetch'])]);
+        same(false, $counted(['REQUEST_METHOD' => 'HEAD']));
+        same(2, $counterfoil->buffered('views')->value(7));
+        same([true, false], [$counted([], repeats: false), $counted([], repeats: false)]);
+        same(true, $counted(['REMOTE_ADDR' => '203.0.113.8'], repeats: false));
+        same([true, false], [$counted([], repeats: false, visitor: 'user-1'), $counted([], repeats: false, visitor: 'user-1')]);
+        same(3, $counterfoil->visitors('visitors')->value(7, gmdate('Y-m-d')));
+        same(64, strlen($views->visitor($browser)));
+        same(true, (new Views($counterfoil, 'secret', bots: true))->count('views', 7, []));
+    },
+    'a row that is committed while Redis is down counts when it is back' => function () {
+        $isDown = true;
+        $id = id();
+        $views = (new Counterfoil(function () use (&$isDown): Redis {
+            if ($isDown) throw new RedisException('Connection refused');
+            return redis();
+        }, NS, retryFor: 0.2))->buffered('views');
+        Rows::count($views, $id, 1);
+        Rows::count($views, false, 1);  // no id
+        $isDown = false;
+        recover();
+        Rows::count($views, $id, 1);
+        same('2', redis()->hGet('cf1:{' . NS . '/views/' . crc32($id) % 4 . '}:buffer', $id));
     },
 ];

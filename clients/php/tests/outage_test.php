@@ -37,7 +37,7 @@ const OUTAGE_PAGE = '<?php
     }
     echo "page";';
 
-/** What runs until a signal, with sums that it cannot send: its second argument is whether it knows by then. */
+/** A program that runs until a signal, with sums that it cannot send. Its second argument says whether it knows of the outage before. */
 const WORKER = '<?php
     require $argv[1] . "/vendor/autoload.php";
     pcntl_async_signals(true);

@@ -1,4 +1,4 @@
-"""What an outage costs the pages of an application, by sync workers and with asyncio, while Redis and the daemon are refused
+"""Shows what an outage costs the pages of an application, by sync workers and with asyncio, while Redis and the daemon are refused
 (stopped), silent (SIGSTOP), or dropped (a listening socket that never accepts). Prints p50 and worst times in milliseconds, and
 fails if they are longer than promised.
 """
@@ -34,7 +34,7 @@ FAMILIES = {
 
 
 class Server:
-    """A process that listens on a port, and what takes its place."""
+    """A process that listens on a port, and can be replaced by a fault."""
 
     def __init__(self, stack, *command):
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -58,7 +58,7 @@ class Server:
         self._kill()
         if fault == "dropped":
             listening = self._stack.enter_context(socket.create_server(("127.0.0.1", self.port), backlog=0))
-            for _ in range(3):  # which fill its queue
+            for _ in range(3):  # connections that fill its queue
                 waiting = self._stack.enter_context(socket.socket())
                 waiting.setblocking(False)
                 waiting.connect_ex(listening.getsockname())
@@ -74,11 +74,11 @@ def configure(port):
 
 
 def serve_values(port):
-    """The daemon: 7 for each id."""
+    """A daemon whose values are 7 for each id."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = 10_000  # one segment for a reply
+        wbufsize = 10_000  # so that a reply is one segment
 
         def do_POST(self):
             ids = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["ids"]
@@ -202,7 +202,7 @@ def main():
             p50, worst, end = statistics.median(during), max(during), max(ends)
             numbers = [statistics.median(before), max(before), p50, worst, end]
             print(f"{fault + ': ' + name:27}" + "".join(f"{n * 1e3:{width}.1f}" for n, width in zip(numbers, (12, 9, 12, 9, 10))))
-            # what is promised is 0 for `later`, 1 s once for calls that count, 0.5 s once for reads, and 5 s for the end
+            # the package promises 0 for `later`, 1 s once for calls that count, 0.5 s once for reads, and 5 s for the end
             most = 0.3 if name.startswith("later") else 2 if name.startswith("counting") else 1.2
             if p50 > 0.02 or worst > most or end > 6:
                 problems.append(f"{fault}: {name}")

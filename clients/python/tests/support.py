@@ -1,4 +1,4 @@
-"""The servers of the tests, and what tests need of them."""
+"""Connections to the servers of the tests, and helpers."""
 
 import asyncio
 import itertools
@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 
 def new_id():
-    """An id that no other test uses."""
+    """Returns an id that no other test uses."""
     return f"id-{os.getpid()}-{next(_numbers)}"
 
 
@@ -32,7 +32,7 @@ def plain():
 
 
 def plain_asyncio(**options):
-    """A client of asyncio, which Python 3.9 makes in a loop only."""
+    """Returns a client of asyncio. It is made in a loop, since Python 3.9 needs one."""
 
     async def make():
         return redis.asyncio.Redis(unix_socket_path=SOCKET, **options)
@@ -41,13 +41,13 @@ def plain_asyncio(**options):
 
 
 def calls_of(family):
-    """The callers of a family, and how many calls each of them made at least: numbers grow by 2^20 at most."""
+    """Returns the callers of a family, and the least number of calls that each made: its number grows by 2^20 at most."""
     fields = plain().hgetall(f"cf1:{{{NAMESPACE}/{family}/0}}:calls")
     return {name: int(n.split()[0]) / 2**20 for name, n in fields.items() if not name.startswith(b"=")}
 
 
 def pending(family, id):
-    """What Redis has pending of an id in all partitions."""
+    """Returns what Redis has pending of an id in all partitions."""
     keys = plain().scan_iter(f"cf1:{{{NAMESPACE}/{family}/*}}:buffer")
     return sum(int(plain().hget(key, id) or 0) for key in keys)
 
@@ -70,7 +70,7 @@ def in_child(function):
 
 
 def silent_server(case):
-    """A socket that accepts connections, and never replies."""
+    """Yields a socket that accepts connections, and never replies."""
     server = socket.socket()
     case.addCleanup(server.close)
     server.bind(("127.0.0.1", 0))
@@ -91,7 +91,7 @@ def attempts_of(session):
 
 
 class Stop(Exception):
-    """What an application raises in the handler of a signal."""
+    """The exception that an application raises in the handler of a signal."""
 
 
 class Case(unittest.TestCase):

@@ -43,7 +43,7 @@ class Tasks(Case):
                 client.session.execute = noted
                 tasks = [asyncio.create_task(client.buffered("views").add(id)) for _ in range(300)]
                 await asyncio.sleep(0)
-                tasks[0].cancel()  # the one that asks: another one does so then
+                tasks[0].cancel()  # the task that asks Redis: another one asks then
                 results = await asyncio.gather(*tasks, return_exceptions=True)
                 self.assertIsInstance(results[0], asyncio.CancelledError)
                 return results[1:], sum(asked)
@@ -223,7 +223,7 @@ class Loops(Case):
             views.later(id)
             await asyncio.sleep(0)
 
-        async def child():  # does not send the parent's sum
+        async def child():  # it must not send the parent's sum
             await views.add(id)
             await asyncio.sleep(0.1)
             await views.add(id)

@@ -70,7 +70,7 @@ def interrupt_at(point, function, *args):
         return trace
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that are not awaited
+        warnings.simplefilter("ignore", RuntimeWarning)  # about coroutines that are not awaited
         sys.settrace(trace)
         try:
             function(*args)
@@ -82,7 +82,7 @@ def interrupt_at(point, function, *args):
 
 
 def checks(code, known={}):
-    """Behind each call, and at each jump back."""
+    """Returns the offsets behind each call, and at each jump back."""
     if code not in known:
         words = list(dis.get_instructions(code))
         known[code] = {next.offset for one, next in zip(words, words[1:]) if one.opname.startswith("CALL")}
@@ -181,7 +181,7 @@ class Processes(Case):
         views, id = connected().buffered("views"), new_id()
         self.assertTrue(views.add_once("r", id))
         fields = "=now", "=before", "=began_at"
-        plain().hdel(f"cf1:{{{NAMESPACE}/views/0}}:requests", *fields)  # as after a reset
+        plain().hdel(f"cf1:{{{NAMESPACE}/views/0}}:requests", *fields)  # as a reset leaves it
         self.assert_raises(OutcomeUnknown, "EXPIRED", views.add_once, "another", id)
         self.assertTrue(views.add_once("another", id))  # in the new generation
 
@@ -255,7 +255,7 @@ class Threads(Case):
         channel = views.channel
         while True:
             entry = channel.enter(channel._last, (other, 1), client.deadline())
-            entry.queue.waiting.append(entry)  # of another thread
+            entry.queue.waiting.append(entry)  # as another thread does
             if not interrupt_at(point, views.add, id):
                 break
             thread = threading.Thread(target=views.add, args=(id,), daemon=True)
@@ -348,7 +348,7 @@ class Library(Case):
         self.addCleanup(plain().execute_command, "ACL", "DELUSER", "nothing")
         views = Counterfoil.connect(f"unix://nothing:right@{SOCKET}", NAMESPACE).buffered("views")
         self.assert_raises(Misconfigured, "NOPERM", views.add, new_id())
-        views.later(new_id())  # is dropped
+        views.later(new_id())  # this hit is dropped
         self.assert_raises(Misconfigured, "NOPERM", views.flush)
         views.flush()
 
@@ -472,7 +472,7 @@ class Tls(Case):
         for Client, call in ((Counterfoil, lambda coroutine: coroutine), (counterfoil.asyncio.Counterfoil, asyncio.run)):
 
             def reason(**options):
-                views = Client.connect(address, NAMESPACE, retry_for=0.3, **options).buffered("views")
+                views = Client.connect(address, NAMESPACE, retry_for=2, **options).buffered("views")
                 with self.assertRaises(NotCounted) as raised:
                     call(views.add("a")) if Client is Counterfoil else call(self.awaited(views))
                 return str(raised.exception)
@@ -706,7 +706,7 @@ class Sums(Case):
         self.assertIn(f"{NAMESPACE}/views: +3 for {id!r} has an unknown outcome, and is dropped: no reply", logs.output[-1])
 
     def test_errors_of_dropped_sums_are_not_kept(self):
-        small = connected(later_every=30).buffered("small")  # 2 ids
+        small = connected(later_every=30).buffered("small")  # a family with room for 2 ids
         for number in range(202):
             small.later(str(number))
         with self.assertLogs("counterfoil"):

@@ -1,4 +1,4 @@
-"""Jobs: requests under a schedule of retries, and `later` in processes that end without an exit of Python's."""
+"""Jobs: requests under a schedule of retries, and `later` in processes that end without Python's exit hooks."""
 
 import importlib.util
 import multiprocessing
@@ -40,7 +40,7 @@ CELERY = MODULE + """
 
 
 def run_job(name, epoch, id, fault):
-    """A worker, which is killed or loses replies."""
+    """A worker that is killed, or loses replies."""
     views = connected(retry_for=0.45 if fault == "lost reply" else 10).buffered("views")
     session = views.client.session
     execute = session.execute

@@ -19,7 +19,7 @@ from support import DAEMON, NAMESPACE, SOCKET, Case, attempts_of, connected, in_
 
 
 class Link:
-    """The socket of a Redis that can be stopped."""
+    """Yields the socket of a Redis that can be stopped."""
 
     def __init__(self, case):
         self.path = f"/tmp/counterfoil-{new_id()}.sock"
@@ -115,7 +115,7 @@ class Outages(Case):
             thread.join()
         self.assert_at_once("UNREACHABLE", views.add, id)
         self.assertEqual([kind for kind, _ in errors].count(OutcomeUnknown), 1)
-        self.assertLess(max(seconds for _, seconds in errors), 1.4)  # those in the queue end with the first
+        self.assertLess(max(seconds for _, seconds in errors), 1.4)  # calls in the queue end with the first one
         self.assertEqual(self.assert_recovers(views.add, id) - pending("views", id), 0)
 
     def test_a_refusal_of_a_call_is_no_outage(self):
@@ -184,7 +184,7 @@ class Outages(Case):
         thread = threading.Thread(target=client.close)
         with mock.patch("counterfoil._blocking.END_SECONDS", 60):
             thread.start()
-            while len(attempts) < 3:  # each a probe
+            while len(attempts) < 3:  # each attempt is a probe
                 time.sleep(0.01)
         link.start()
         thread.join()
@@ -218,7 +218,7 @@ class Outages(Case):
         link.stop()
         client.session.redis.connection_pool.disconnect()
         views.later(id)
-        time.sleep(0.3)  # the thread sends it
+        time.sleep(0.3)  # meanwhile the thread sends it
         with self.assertLogs("counterfoil"), mock.patch("counterfoil._blocking.END_SECONDS", 0.5):
             self.assertLess(seconds_of(client.close), 3)
 
@@ -275,12 +275,12 @@ class Families(Case):
         plain().delete("cf1:wanted")
         attempts = attempts_of(client.session)
         first = self.assert_raises(NotCounted, "UNCONFIGURED", views.add, "a")
-        self.assertLess(len(attempts), 14)  # every 200 ms, and the load of two scripts
+        self.assertLess(len(attempts), 14)  # one each 200 ms, and two more that load scripts
         number = len(attempts)
         for call in calls * 10:
             error = self.assert_raises(NotCounted, "UNCONFIGURED", call)
             self.assertEqual((str(error), error.temporary), (str(first), True))
-        self.assertLess(len(attempts) - number, 20)  # those of a probe at most
+        self.assertLess(len(attempts) - number, 20)  # only attempts of a probe
         source = plain().hgetall(f"cf1:{{{NAMESPACE}/views/0}}:calls")
         calls_key = f"cf1:{{{NAMESPACE}/{name}/0}}:calls"
         self.addCleanup(plain().delete, calls_key)

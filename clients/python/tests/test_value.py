@@ -18,7 +18,7 @@ from support import DAEMON, NAMESPACE, SOCKET, Case, connected, in_child, new_id
 NOBODY = "http://127.0.0.1:1"
 
 
-def views_by(daemon, retry_for=0.3, **options):
+def views_by(daemon, retry_for=10, **options):
     client = Counterfoil.connect(f"unix://{SOCKET}", NAMESPACE, daemon=daemon, retry_for=retry_for, **options)
     return client.buffered("views")
 
@@ -53,7 +53,7 @@ class Stub:
             def log_message(self, *_):
                 pass
 
-            def do_GET(self):  # is it available?
+            def do_GET(self):  # a probe
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -117,7 +117,7 @@ class Values(Case):
         for _ in range(10):
             self.assertEqual(views.value("a"), 7)
         self.assertEqual((len(busy.requests), len(stub.requests)), (1, 10))
-        self.assertTrue(self.assert_raises(NotCounted, "DAEMON", views_by([busy.url, NOBODY]).value, "a").temporary)
+        self.assertTrue(self.assert_raises(NotCounted, "DAEMON", views_by([busy.url, NOBODY], 0.3).value, "a").temporary)
 
     def test_a_silent_daemon(self):
         silent, stub = socket.create_server(("127.0.0.1", 0)), Stub(self)
@@ -132,7 +132,7 @@ class Values(Case):
         self.assertIn(len(busy.requests), (2, 3, 4))
 
     def test_defaults(self):
-        views, errors = views_by([NOBODY, NOBODY]), []
+        views, errors = views_by([NOBODY, NOBODY], 0.3), []
 
         def of_row(error):
             errors.append(error.reason)
@@ -165,7 +165,7 @@ class Values(Case):
 
     def test_an_outage_of_the_daemon(self):
         stub = Stub(self)
-        views = views_by(stub.url)
+        views = views_by(stub.url, 0.3)
         stub.stop()
         self.assert_raises(NotCounted, "DAEMON", views.value, "a")
         start = time.monotonic()
@@ -180,7 +180,7 @@ class Values(Case):
             time.sleep(0.02)
 
     def test_a_busy_daemon_is_no_outage(self):
-        views = views_by(Stub(self, 503).url)
+        views = views_by(Stub(self, 503).url, 0.3)
         self.assert_raises(NotCounted, "DAEMON", views.value, "a")
         self.assertEqual(views.client.session.outages, {})
 
@@ -257,7 +257,7 @@ class Values(Case):
                 connection.close()
 
         threading.Thread(target=reset, daemon=True).start()
-        views = views_by(f"http://127.0.0.1:{server.getsockname()[1]}")
+        views = views_by(f"http://127.0.0.1:{server.getsockname()[1]}", 0.3)
         self.assertTrue(self.assert_raises(NotCounted, "DAEMON", views.value, "a").temporary)
 
 

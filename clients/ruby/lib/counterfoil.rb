@@ -16,11 +16,12 @@ class Counterfoil
   MAX_RETRY_FOR = 30
   private_constant :MAX_RETRY_FOR
 
-  # Connects by connections of its own, which do not resend calls by themselves.
+  # Returns a client with connections of its own, which do not send a call again by themselves.
   #
   # @param url_or_nodes [String, Array<String>] `redis://HOST:PORT`, `rediss://HOST:PORT` (TLS), `unix://SOCKET`; several URLs are nodes of a cluster
   # @param namespace [String]
-  # @param timeout [Numeric] seconds to connect, and to wait for a reply. No call is repeated if that could end after `retry_for`
+  # @param timeout [Numeric] seconds to connect, and to wait for a reply. A call is not repeated if the repeat could end after
+  #   `retry_for`
   # @param tls_ca [String, nil] with `rediss://` the file of the authority that signed the server's certificate, in PEM
   # @param tls_verify [Boolean] false accepts any certificate
   # @param pool [Integer] the maximum number of connections (to each node of a cluster)
@@ -63,8 +64,8 @@ class Counterfoil
   # @return [Buffered]
   def buffered(family) = memo(Buffered, family) { Buffered.new(family("buffered", family), @daemons, @later) }
 
-  # The block must not read in an open transaction, whose snapshot may be old: the counter would forget hits. It is for an
-  # application that cannot reach a daemon, which reads rows otherwise.
+  # A daemon reads the rows of counters that Redis does not have. The block is for an application that cannot reach a daemon. It
+  # must not read in an open transaction, whose snapshot may be old: the counter would forget hits.
   #
   # @param read_row [#call, nil] instead of a block
   # @yieldparam id [String]
@@ -86,7 +87,7 @@ class Counterfoil
   # @return [Visitors]
   def visitors(family) = memo(Visitors, family) { Visitors.new(family("visitors", family), @daemons, @later) }
 
-  # Sends what `later` took before, of all families, for `retry_for` at most.
+  # Sends what `later` took in all families, for `retry_for` at most.
   #
   # @raise [Error] the first error since the previous flush
   def flush = @later.flush
@@ -94,7 +95,7 @@ class Counterfoil
   # Sends what `later` took, for 5 s at most, drops what is left, and closes connections that {connect} made. Later calls are
   # refused (`CLOSED`).
   #
-  # @raise [Error] why sums are dropped
+  # @raise [Error] the first error, if sums are dropped
   def close
     @later.finish
   ensure
@@ -112,6 +113,6 @@ class Counterfoil
 
   def family(kind, name) = memo(kind, name) { Family.new(@connection, @callers, @namespace, name, kind) }
 
-  # threads that use the same family share its epochs and calls
+  # there is one object for each family, so that threads share its epochs and calls
   def memo(*key) = @memo[key] || @monitor.synchronize { @memo[key] ||= yield }
 end

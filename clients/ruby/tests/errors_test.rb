@@ -3,7 +3,7 @@
 require_relative "helper"
 
 class ErrorsTest < ClientTest
-  # A client that changes commands or replies as wrappers do.
+  # A client that changes commands or replies, as the wrapper of an application may do.
   class Wrapper
     def initialize(redis, &change)
       @redis = redis
@@ -30,7 +30,7 @@ class ErrorsTest < ClientTest
     end
   end
 
-  # it may know only nodes that are down, for seconds, and a call that waits for one of them holds up no other
+  # the client of a cluster may know only nodes that are down, for seconds; a call that waits for one of them delays no other call
   def test_the_client_of_a_cluster_is_shared_and_replaced
     entered = Queue.new
     down = Class.new(Wrapper) { def self.name = "RedisClient::Cluster" }.new(nil) do
@@ -86,7 +86,7 @@ class ErrorsTest < ClientTest
     views = client(redis, retry_for: 1, later_every: 60).buffered(family)
     reasons = ->(count) { Array.new(count) { reason(Counterfoil::NotCounted) { views.add(@id) } }.uniq }
     assert_equal ["UNCONFIGURED"], reasons.(1)
-    assert_operator asked, :<=, 5 # it asks so often in a second
+    assert_operator asked, :<=, 5 # the first call asks every 0.2 s for a second
     before, begun = asked, Process.clock_gettime(Process::CLOCK_MONOTONIC)
     assert_equal ["UNCONFIGURED"], reasons.(50)
     views.later(@id, 5)
@@ -107,12 +107,12 @@ class ErrorsTest < ClientTest
     error = assert_raises(Counterfoil::Misconfigured) { views.add(@id) }
     assert_equal ["UNCONFIGURED", "the daemon refuses #{NAMESPACE}/views: table views: no such column"], [error.reason, error.detail]
     views.later(@id)
-    2.times { assert_equal("UNCONFIGURED", reason(Counterfoil::Misconfigured) { views.flush }) } # its sums stay
+    2.times { assert_equal("UNCONFIGURED", reason(Counterfoil::Misconfigured) { views.flush }) } # the sums stay
     assert_operator Process.clock_gettime(Process::CLOCK_MONOTONIC) - begun, :<, 1
     views.instance_variable_get(:@later).send(:start_anew)
   end
 
-  # what had been built for the partitions of before is not counted where nothing would drain it
+  # a call that was built for the old partitions is not counted: nothing would drain them
   def test_another_number_of_partitions
     [@counterfoil, Counterfoil.connect("unix://#{SOCKET}", NAMESPACE)].each do |counterfoil|
       configure("moved", 8)
@@ -156,10 +156,10 @@ class ErrorsTest < ClientTest
     assert_kind_of RedisClient::CannotConnectError, error.cause
   end
 
-  # whether a command asks for the epoch
+  # true for a command that asks for the epoch
   def asks?(command) = command[5].to_s.end_with?(":requests")
 
-  # a server or proxy that answers each call with this error
+  # counts over a server or proxy that replies to each call with this error, and returns what is raised
   def error_after_epoch(message, resends: true)
     wrapper = Wrapper.new(@redis) do |redis, command|
       command[2] == 4 && !asks?(command) ? raise(Redis::CommandError, message) : redis.call(*command)
@@ -198,7 +198,7 @@ class ErrorsTest < ClientTest
     assert_equal [1, 2], [views.add(@id), names.uniq.size]
   end
 
-  # the windows have changed, so the first arrival may be executed when it arrives at last
+  # the windows of the series have changed, so Redis may execute the first send of the call when it arrives at last
   def test_a_call_that_may_arrive_late_is_not_made_anew_for_other_settings
     replies = [-> { raise Redis::TimeoutError }, -> { ["MISMATCH"] }]
     redis = Wrapper.new(@redis) { |client, command| asks?(command) ? client.call(*command) : replies.shift.call }
@@ -206,7 +206,7 @@ class ErrorsTest < ClientTest
     assert_equal ["MISMATCH", []], [error.reason, replies]
   end
 
-  # the library may have lost the reply to its first send, and have got this error for the second one, or for a new connection
+  # the library may have lost the reply to its first send, and then received this error for a second send or for a new connection
   def test_errors_after_a_send_of_the_library
     %w[LOADING MASTERDOWN READONLY BUSY CLUSTERDOWN TRYAGAIN NOAUTH WRONGPASS OOM MISCONF NOREPLICAS].each do |code|
       assert_equal [Counterfoil::OutcomeUnknown, code], error_after_epoch("#{code} text").then { |error| [error.class, error.reason] }
@@ -222,7 +222,7 @@ class ErrorsTest < ClientTest
     end
   end
 
-  # and so it is known of a refusal, or of EXPIRED, if the library may have sent the call before
+  # the count shows whether a refusal, or EXPIRED, is the reply to the only send of a call
   def test_each_send_of_the_library_is_counted
     received, server = [], TCPServer.new("127.0.0.1", 0)
     serving = Thread.new do
@@ -250,7 +250,7 @@ class ErrorsTest < ClientTest
     server.close
   end
 
-  # the client of a cluster checks out a connection for each send of its own
+  # the client of a cluster checks out a connection for each send, so it may have sent the call before the pool is full
   def test_a_full_pool
     full = RedisClient::CheckoutTimeoutError.new("Couldn't checkout a connection in time")
     { "RedisClient::Pooled" => "NotCounted UNREACHABLE", "RedisClient::Cluster" => "OutcomeUnknown no reply" }.each do |name, expected|

@@ -4,7 +4,7 @@ require_relative "helper"
 
 # Fibers of a scheduler, such as tasks of async and requests of Falcon.
 class FibersTest < ClientTest
-  # A scheduler that asks all fibers in turn if they may go on.
+  # A scheduler that resumes in turn all fibers that may go on.
   class Scheduler
     def initialize
       @waits, @unblocked, @start = {}, {}, now
@@ -64,7 +64,7 @@ class FibersTest < ClientTest
         16.times { Fiber.schedule { 10.times { results << views.add(id) } } }
         16.times { Fiber.schedule { 10.times { views.later("#{id}/later") }.then { views.flush } } }
       end
-      # by themselves: a fiber that counts in a loop may starve another one until its time is over
+      # without other fibers: one that counts in a loop may starve these until their time is over
       in_fibers { 16.times { Fiber.schedule { values << votes.incr(id) } } }
       assert_equal [*1..160], results.sort
       assert_equal [*6..21], values.sort

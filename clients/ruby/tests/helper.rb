@@ -6,13 +6,13 @@ require "minitest/autorun"
 require "redis"
 require "redis-client"
 
-# A client of the servers in the environment, and ids of its own for each test.
+# The base of the tests: a client of the servers that the environment names, and an id of its own for each test.
 class ClientTest < Minitest::Test
   SOCKET = ENV.fetch("COUNTERFOIL_TEST_SOCKET")
   NAMESPACE = ENV.fetch("COUNTERFOIL_TEST_NAMESPACE")
   DAEMON = ENV.fetch("COUNTERFOIL_TEST_DAEMON")
 
-  # each test may be the first one, and those that count calls expect none for a script that Redis does not know
+  # loads the scripts, since tests that count calls expect no further ones for a script that Redis does not know
   Redis.new(path: SOCKET).then do |redis|
     Counterfoil::Scripts::SOURCES.each_value { |source| redis.call("SCRIPT", "LOAD", source) }
   end
@@ -44,11 +44,11 @@ class ClientTest < Minitest::Test
     "#{error.class}: #{error.message}"
   end
 
-  # An error of a signal handler of the application. handle_interrupt does not hold it back in the main thread.
+  # An error that a signal handler of the application raises. handle_interrupt does not hold it back in the main thread.
   Stop = Class.new(StandardError)
 
-  # Raises Stop at one of the points at which Ruby may call the handler of a signal while it runs code of the package. Returns true
-  # if there are so many.
+  # Raises Stop at one of the points at which Ruby may call the handler of a signal while it runs code of the package. Returns false
+  # if there are fewer points.
   def interrupted_at?(point)
     thread, passed = Thread.current, 0
     trace = TracePoint.new(:line, :c_return) do |at|
@@ -57,11 +57,11 @@ class ClientTest < Minitest::Test
     trace.enable { yield }
     false
   rescue Stop
-    assert_nil Counterfoil::Limit.at, point # it would end the thread's other calls
+    assert_nil Counterfoil::Limit.at, point # a limit that stays would end the thread's later calls
     true
   end
 
-  # The value of a counter, once it has one.
+  # Waits until a counter has a value, and returns it.
   def value_of(views, id)
     deadline = Process.clock_gettime(Process::CLOCK_MONOTONIC) + 5
     sleep(0.01) while (value = views.value(id)).zero? && Process.clock_gettime(Process::CLOCK_MONOTONIC) < deadline
@@ -76,18 +76,18 @@ class ClientTest < Minitest::Test
     @redis.call("EVAL", Counterfoil::Scripts::SOURCES.fetch("family_configure"), keys.size, *keys, *args)
   end
 
-  # How often this client sent a command while the block ran. Counts of Redis would include those of the daemon.
+  # Returns how often this client sent a command while the block ran. The counts of Redis would include commands of the daemon.
   def calls(command)
     sent = []
     @redis.define_singleton_method(:call) do |*arguments|
       sent << arguments[0]
-      super(*arguments, &nil) # else the block of this method
+      super(*arguments, &nil) # super would pass the block of this method on
     end
     yield
     sent.count(command)
   end
 
-  # Those of the current epoch and of the one before, since a new one may begin at any time.
+  # Returns the callers of the current epoch and of the one before, since a new epoch may begin at any time.
   def callers(family = "views")
     memories = %w[calls calls_before].flat_map { |key| @redis.hkeys("cf1:{#{NAMESPACE}/#{family}/0}:#{key}") }
     memories.uniq.reject { |name| name.start_with?("=") }

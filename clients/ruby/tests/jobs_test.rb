@@ -3,7 +3,7 @@
 require_relative "helper"
 require "logger"
 
-# What the recipe of the README needs of Sidekiq.
+# The part of Sidekiq that the recipe of the README needs.
 module Sidekiq
   module Job
     def self.included(job) = job.extend(Enqueue)
@@ -18,8 +18,8 @@ module Sidekiq
   end
 end
 
-# The recipe of the README, by a job runner with the schedule of Sidekiq: 25 retries within about 21 days. Redis and runner have the
-# same clock, which runs as fast as the schedule.
+# Runs the recipe of the README by the schedule of Sidekiq: 25 retries within about 21 days. Redis and the runner have the same clock,
+# which jumps from one retry to the next.
 class JobsTest < ClientTest
   README = File.join(__dir__, "..", "README.md")
   RECIPE = File.read(README)[/^## Jobs$.*?```ruby\n(.*?)```/m, 1]
@@ -51,7 +51,7 @@ class JobsTest < ClientTest
 
   def setup
     super
-    @family = "sales_#{rand(2**64)}" # its clock does not step back
+    @family = "sales_#{rand(2**64)}" # a new family for each test, since its clock must not step back
     configure(@family, 1, {}, "remember_requests", REMEMBERED)
     @network = Network.new(@redis)
     @random = Random.new(ENV.fetch("COUNTERFOIL_SEED", rand(2**32)).to_i.tap { |seed| puts "COUNTERFOIL_SEED=#{seed}" })
@@ -62,7 +62,7 @@ class JobsTest < ClientTest
     counterfoil = Counterfoil.new(@network, NAMESPACE, retry_for: 0)
     yield counterfoil.buffered(@family)
   ensure
-    counterfoil.close # no probe has an older time
+    counterfoil.close # ends its probes, which would send an older time
   end
 
   # Runs the recipe.
@@ -86,7 +86,7 @@ class JobsTest < ClientTest
 
   # Runs a job until it succeeds, as a worker of Sidekiq: an error, or the end of the worker, puts it into the retry set.
   #
-  # @return [Boolean] it is done
+  # @return [Boolean] true if the job has succeeded
   def work(job, args, faults)
     (0..RETRIES).any? do |count|
       fault = faults.shift

@@ -54,7 +54,7 @@ class LaterTest < ClientTest
     assert_equal [[300, 7], 5], [readers.now(@id), daily.value(@id, "2026-11-25")]
   end
 
-  # they wait, and those that Redis refuses are reported one by one
+  # sums wait during an outage, and later those that Redis refuses are reported one by one
   def test_sums_of_each_kind
     errors, redis, is_down = [], @redis, true
     wrapper = Object.new
@@ -66,12 +66,12 @@ class LaterTest < ClientTest
     hits.later(@id, 4, 1)
     2.times { readers.later(@id, "v") }
     2.times { daily.later(@id, "2026-11-25", "v") }
-    daily.later("x" * 250, "2026-11-25", "v") # its length shows when the separator is known
+    daily.later("x" * 250, "2026-11-25", "v") # too long, which shows only when the separator is known
     _, warned = capture_io { 2.times { assert_raises(Counterfoil::NotCounted) { daily.flush } } }
     assert_equal 3, warned.scan(/sums of #{NAMESPACE}.(?:hits|readers|daily) wait: UNREACHABLE/).size, warned
     is_down, deadline = false, Time.now + 10
     flush = -> { assert_raises(Counterfoil::NotCounted) { counterfoil.flush } }
-    sleep(0.1) while (error = flush.call).reason == "UNREACHABLE" && Time.now < deadline # until a probe
+    sleep(0.1) while (error = flush.call).reason == "UNREACHABLE" && Time.now < deadline # until a probe has ended the outage
     assert_match(/2 sums/, error.message)
     assert_equal [["hits", @id, 4, "BADTIME"], ["daily", "#{"x" * 250}/2026-11-25", 1, "BADID"]],
                  errors.map { |family, id, number, error| [family.delete_prefix("#{NAMESPACE}/"), id, number, error.reason] }
@@ -82,7 +82,7 @@ class LaterTest < ClientTest
     assert_raises(Counterfoil::NotCounted) { readers.later("", 1) }
   end
 
-  # once, and before the end of the process
+  # there is one warning, and it comes before the end of the process
   def test_sums_of_a_family_that_is_not_configured_are_warned_of
     nobody = client(@redis, retry_for: 0.1).buffered("nobody")
     _, warned = capture_io do
@@ -127,7 +127,7 @@ class LaterTest < ClientTest
     assert_equal 5, @views.value(@id)
   end
 
-  # Runs a program of which the id is counted, and which ends as any does.
+  # Runs a program that counts the id, and that ends as any program does.
   def program(code)
     opening = 'require "counterfoil"; socket, namespace, id = ARGV; $stdout.sync = true'
     pid = spawn(RbConfig.ruby, "-e", "#{opening}; #{code}", SOCKET, NAMESPACE, @id, out: File::NULL, err: File::NULL)
@@ -188,7 +188,7 @@ class LaterTest < ClientTest
 
   def test_close_tries_again_in_an_outage
     attempts = 0
-    away = failing { (attempts += 1) < 7 && Redis::CannotConnectError } # more than the probes of 5 s
+    away = failing { (attempts += 1) < 7 && Redis::CannotConnectError } # more attempts than there are probes in 5 s
     counterfoil = client(away, retry_for: 0, is_own: true, later_every: 60)
     counterfoil.buffered("views").later(@id, 5)
     capture_io { assert_raises(Counterfoil::NotCounted) { counterfoil.flush } }
@@ -196,7 +196,7 @@ class LaterTest < ClientTest
     assert_equal 5, @views.value(@id)
   end
 
-  # for five seconds
+  # it tries for five seconds
   def test_close_drops_what_it_cannot_send
     away, silent = failing { Redis::CannotConnectError }, failing { |command| Redis::TimeoutError if counts?(command) }
     closing = [away, silent].map do |redis|
@@ -243,7 +243,7 @@ class LaterTest < ClientTest
     later.instance_variable_get(:@connection).define_singleton_method(:send_once) { |*| raise Redis::CannotConnectError if attempts += 1 }
     3000.times { |i| families.each { |family| family.later("#{@id}/#{i}") } }
     assert_match(/1000 sums is unknown, 5000 sums wait/, assert_raises(Counterfoil::Error) { later.flush }.message)
-    assert_operator attempts, :<=, 21 # one in 50 ms, of the first call only
+    assert_operator attempts, :<=, 21 # only the first call tries again, every 50 ms
   ensure
     later.instance_variable_get(:@later).send(:start_anew)
   end
@@ -267,7 +267,7 @@ class LaterTest < ClientTest
     error = assert_raises(Counterfoil::NotCounted) { views.flush }
     assert_predicate error, :temporary?
     assert_match(/1 sums wait: .*No such file/, error.message)
-    assert_raises(Counterfoil::NotCounted) { views.flush } # it stays
+    assert_raises(Counterfoil::NotCounted) { views.flush } # the sum stays
     views.instance_variable_get(:@later).send(:start_anew)
   end
 
@@ -283,7 +283,7 @@ class LaterTest < ClientTest
                  errors.map { |*hit, error| [*hit, error.reason] }
   end
 
-  # such as one of the block that makes the connections of a pool
+  # such as an error of the block that makes the connections of a pool
   def test_an_error_of_the_application_is_reported
     errors, is_broken = [], false
     pool, redis = Object.new, @redis

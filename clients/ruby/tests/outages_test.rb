@@ -4,7 +4,7 @@ require_relative "helper"
 require "socket"
 require "tmpdir"
 
-# Pages of an application while servers are unavailable: how long they take.
+# Measures how long the pages of an application take while servers are unavailable.
 class OutagesTest < ClientTest
   STATES = %i[refused silent dropped].freeze
   FAMILIES = { "views" => "buffered", "readers" => "activity", "daily" => "visitors" }.freeze
@@ -37,7 +37,7 @@ class OutagesTest < ClientTest
 
     private
 
-    # Fills the queue of connections that nobody accepts, so that the kernel drops the next ones.
+    # Fills the queue of connections, which are never accepted, so that the kernel drops the next ones.
     def drop
       @listening = Socket.new(:INET, :STREAM)
       @listening.setsockopt(:SOCKET, :REUSEADDR, true)
@@ -188,7 +188,7 @@ class OutagesTest < ClientTest
     server.stop
   end
 
-  # the end of a process that has sums: right after the failure, and when it is known
+  # the end of a process that has sums: right after the failure, and once the outage is known
   def ends(state) = [0, 1.5].map { |seconds| Thread.new { end_after(state, seconds) } }.map(&:value)
 
   # @return [Float] seconds from SIGTERM to the end
@@ -201,7 +201,7 @@ class OutagesTest < ClientTest
         own.buffered("views").add("warm")
         there.puts("ready")
         there.gets
-        tried { own.buffered("views").add("known") } if seconds > 1 # what is sent before has an unknown outcome, and does not wait
+        tried { own.buffered("views").add("known") } if seconds > 1 # makes the outage known: a sum that is sent before has an unknown outcome, and does not wait
         own.buffered("views").later("last")
         sleep
       end
@@ -216,14 +216,15 @@ class OutagesTest < ClientTest
     end
   end
 
-  # whatever the limit of calls is
+  # the end takes 5 s at most, also with a higher limit of calls
   def test_the_end_of_a_process_with_a_long_limit
     skip "it takes long: set COUNTERFOIL_LONG" unless ENV["COUNTERFOIL_LONG"]
     seconds = end_after(:silent, 0.5, retry_for: 30)
     assert_operator seconds, :<, 7
   end
 
-  # How long the slowest page of a row may take, and most of them. Limits are 1 s and 0.5 s; the machine may be busy.
+  # For each row how many seconds the slowest page may take, and half of the pages. The limits are 1 s and 0.5 s; the machine may be
+  # busy.
   ROWS = {
     later: ["a page that calls `later`", 1, 0.05], counting: ["`add`, `first_visit`, `touch`, three workers", 2.5, 0.1],
     values: ["a page with ten `value`", 2, 0.1], ends: ["SIGTERM to the end", 7, 7]

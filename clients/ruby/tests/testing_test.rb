@@ -3,7 +3,7 @@
 require_relative "helper"
 require "counterfoil/testing"
 
-# The client in memory does what the one of servers does.
+# The client in memory does the same as the one with servers.
 class TestingTest < ClientTest
   def both
     families = { votes: { min: 0, max: 1000 }, hits: { windows: %w[60s day] }, paths: { ids: "[0-9]+/.+" }, visits: { separator: "|", ids: '[^|]+\\|[0-9-]+' } }

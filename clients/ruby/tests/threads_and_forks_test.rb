@@ -63,9 +63,9 @@ class ThreadsAndForksTest < ClientTest
     views.add(@id)
     threads = Array.new(5) { |i| Thread.new { sleep(i * 0.05).then { views.add(@id) } } }
     sleep(0.1)
-    threads[0].kill # it leads
+    threads[0].kill # the thread that makes the call
     sleep(0.35)
-    threads[1].kill # it leads the next call
+    threads[1].kill # the thread that makes the next call
     assert_equal [Integer, Integer, Integer], threads.drop(2).map { |thread| (thread.value || 0).class }
     assert_includes 4..6, views.value(@id)
   end
@@ -81,7 +81,7 @@ class ThreadsAndForksTest < ClientTest
 
   def now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
 
-  # those that wait for a call under way, too
+  # also calls that wait for one that is under way
   def test_an_outage_ends_all_calls
     state, began = { up: true }, now
     views = client(unreachable(state), retry_for: 0.5, is_own: true).buffered("views")
@@ -98,7 +98,7 @@ class ThreadsAndForksTest < ClientTest
     assert_equal 2, result
   end
 
-  # threads wait for each other's turn with these
+  # one thread at a time may use these clients, so the others wait
   def test_an_outage_ends_calls_of_a_client_for_one_thread
     silent = TCPServer.new("127.0.0.1", 0)
     [Redis, RedisClient].each do |library|
@@ -125,7 +125,7 @@ class ThreadsAndForksTest < ClientTest
     assert_match(/Redis .* unreachable/, result_of { views.add(@id) })
   end
 
-  # the call of a batch got EXPIRED, and its thread is killed while it asks for another epoch
+  # the reply to a call is EXPIRED, and its thread is killed while it asks for another epoch
   def test_a_name_is_given_back_once
     gate, asking = Queue.new, Queue.new
     slow, redis = Object.new, @redis
@@ -150,7 +150,7 @@ class ThreadsAndForksTest < ClientTest
     assert_equal 5, views.add(@id)
   end
 
-  # of callers without a call in flight
+  # the names of callers without a call in flight
   def names(counterfoil = @counterfoil) = counterfoil.instance_variable_get(:@callers).instance_variable_get(:@free).map(&:name)
 
   def test_a_timeout_of_the_application
@@ -166,7 +166,7 @@ class ThreadsAndForksTest < ClientTest
     replies = Queue.new
     shared = Counterfoil::GroupCommit.new { replies.pop }
     second = nil
-    # it wakes the second thread, which is interrupted before it runs again
+    # the first thread wakes the second one, and interrupts it before it runs again
     first = Thread.new { shared.call(+"a").then { second.raise(Timeout::Error) } }
     Thread.pass until first.stop?
     second, third = Array.new(2) do
@@ -178,7 +178,7 @@ class ThreadsAndForksTest < ClientTest
     assert third.join(20), "a thread waits although no call is under way"
   end
 
-  # a call is under way for a batch of which nobody is left, and is interrupted too
+  # a thread makes the call of a batch whose threads have all left, and is interrupted, too
   def test_an_abandoned_call_holds_up_no_other
     begun, replies = Queue.new, Queue.new
     shared = Counterfoil::GroupCommit.new { begun.push(1).then { replies.pop } }
@@ -210,14 +210,14 @@ class ThreadsAndForksTest < ClientTest
         begun, replies = Queue.new, Queue.new
         shared = Counterfoil::GroupCommit.new do |batch|
           begun << batch
-          Thread.pass until Thread.main.stop? || batch.items != [:before] # so this thread waits meanwhile
+          Thread.pass until Thread.main.stop? || batch.items != [:before] # until the main thread waits for this call
           replies.pop if batch.items.include?(:leader)
         end
         starting = ->(item) { Thread.new { shared.call(item) } }
         starting.call(:before) && begun.pop unless is_first
         is_interrupted = interrupted_at?(point) { shared.call(:interrupted) }
         leader, last = %i[leader last].map { |item| starting.call(item).tap { |thread| Thread.pass until thread.stop? } }
-        leader.kill.join # its call is left to nobody
+        leader.kill.join # no other thread of its batch is left
         replies.close
         assert last.join(20), "a thread waits although no call is under way: #{point}"
         break unless is_interrupted
@@ -238,7 +238,7 @@ class ThreadsAndForksTest < ClientTest
     end
   end
 
-  # the process sends what it took when it ends
+  # the sums are sent at the end of the process, whichever point was interrupted
   def test_an_interrupt_at_any_point_of_the_first_later
     (1..).each do |point|
       views = client(@redis, later_every: 60).buffered("views")
@@ -246,7 +246,7 @@ class ThreadsAndForksTest < ClientTest
       views.later(@id)
       later = views.instance_variable_get(:@later)
       assert later.instance_variable_get(:@at_exit), point
-      later.send(:start_anew) # nothing is to be sent
+      later.send(:start_anew) # forgets the sums
       break unless is_interrupted
     end
   end
@@ -263,7 +263,7 @@ class ThreadsAndForksTest < ClientTest
     end
   end
 
-  # an unlock wakes one thread, which may be interrupted then: Ruby wakes no other one
+  # an unlock wakes one thread. If that one is interrupted then, Ruby wakes no other one
   def test_an_interrupted_thread_passes_on_a_lock
     lock, monitor = Counterfoil::Lock.new, Monitor.new
     takes = [->(&block) { lock.synchronize(&block) }, ->(&block) { Counterfoil::Lock.waking(monitor) { monitor.synchronize(&block) } }]

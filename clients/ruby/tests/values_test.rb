@@ -21,7 +21,7 @@ class ValuesTest < ClientTest
     assert_raises(Counterfoil::Misconfigured) { Counterfoil.new(@redis, NAMESPACE).buffered("views").value(@id) }
   end
 
-  # values stay exact while batches land
+  # values stay exact while batches are saved
   def test_values_while_hits_are_saved
     counted = 0
     until counted == 100
@@ -39,7 +39,7 @@ class ValuesTest < ClientTest
       7
     end
     assert_equal [8] + (9..16).to_a, Array.new(9) { Thread.new { votes.incr(@id) } }.map(&:value).sort
-    assert_equal [@id], reads # one read for all of them
+    assert_equal [@id], reads # one read for all callers
     assert_equal [20, 20], [votes.set(@id, 20), votes.get(@id)]
     error = assert_raises(Counterfoil::NotCounted) { votes.incr(@id, -21) }
     assert_equal ["RANGE", 20], [error.reason, error.value]
@@ -120,10 +120,10 @@ class ValuesTest < ClientTest
   def test_a_silent_daemon
     silent = TCPServer.new("127.0.0.1", 0)
     with_daemon(SEVEN) do |url|
-      views = views_by(["http://127.0.0.1:#{silent.addr[1]}", url], retry_for: 4) # it gets a second, as the other one does
+      views = views_by(["http://127.0.0.1:#{silent.addr[1]}", url], retry_for: 4) # each of both daemons gets a second
       assert_equal [7, 7], Array.new(2) { views.value("a") }
       silent.accept.close
-      assert_raises(IO::WaitReadable) { silent.accept_nonblock } # the other one is asked first from then on
+      assert_raises(IO::WaitReadable) { silent.accept_nonblock } # from then on the daemon that replied is asked first
     end
   ensure
     silent.close
@@ -167,7 +167,7 @@ class ValuesTest < ClientTest
     silent.close
   end
 
-  # as the other calls of such a family do
+  # values fail with the same reason as other calls
   def test_a_family_that_is_not_configured
     nobody = @counterfoil.buffered("nobody")
     error = assert_raises(Counterfoil::NotCounted) { nobody.value(@id) }
@@ -179,7 +179,7 @@ class ValuesTest < ClientTest
   end
 
   def test_what_the_daemon_replies
-    part = '{"values":[12' # of 1234
+    part = '{"values":[12' # a part of 1234
     passing = [[200, "text"], [200, "{}"], [200, "[]"], [200, part, nil, 36], ["text", ""], [429, ""], [500, ""], [502, ""], [504, ""]]
     passing.each do |reply|
       with_daemon(reply) do |url|
@@ -207,7 +207,7 @@ class ValuesTest < ClientTest
     assert_raises(Counterfoil::OutcomeUnknown) { @views.add_once("job", @id, 5, epoch: "0" * 16) }
     assert_equal [true, false], Array.new(2) { @counterfoil.buffered("wide").add_once("job", @id) }
     @views.add(@id)
-    @redis.hdel("cf1:{#{NAMESPACE}/views/0}:requests", %w[=now =before =began_at]) # as after a reset
+    @redis.hdel("cf1:{#{NAMESPACE}/views/0}:requests", %w[=now =before =began_at]) # as a reset leaves it
     assert_raises(Counterfoil::OutcomeUnknown) { @views.add_once("next", @id) }
     assert_equal [true, false], Array.new(2) { @views.add_once("next", @id) }
   end

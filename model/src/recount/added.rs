@@ -53,16 +53,18 @@ pub enum Mistake {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     rows: u8,
-    /// The rows that a count finds: the first ones.
+    /// The number of rows that a count finds. On a replica that lags, these are the oldest.
     shown: u8,
     value: i8,
-    /// The sum of the corrections that a replica lacks, if recounters read the value there.
+    /// The sum of the corrections that the replica lacks, if recounters read the value there by
+    /// mistake.
     lacking: i8,
     /// The rows that are not counted yet and will be.
     coming: Hits,
     uncounted: u8,
     doubled: u8,
-    /// The number of refused hits, those that wait as rejects, and those that were discarded.
+    /// The number of hits that were refused so far. Of these hits, the numbers that wait as
+    /// rejects, and that were discarded.
     refused: u8,
     rejected: u8,
     discarded: u8,
@@ -73,7 +75,8 @@ pub struct State {
     /// The current run is finished with this counter.
     is_done: bool,
     recounters: [Recounter; 2],
-    /// A correction in which nothing moved left a drift.
+    /// A correction left a difference, although nothing was inserted or counted since the run read
+    /// the value.
     drift_left: bool,
 }
 
@@ -161,7 +164,11 @@ impl AddedRows {
         self.mistake == Some(mistake)
     }
 
-    /// Returns the delta that a recounter adds: the proven lack or surplus.
+    /// Returns the delta that a recounter adds: the lack or the surplus that is proven. All rows of
+    /// the first count were counted before the second read of the value, unless they never are. So
+    /// if that value is below their number, at least the difference is missing. Only rows of the
+    /// second count were counted before the first read of the value. So if that value is above
+    /// their number, it is too high by at least the difference.
     fn delta(&self, measured: &Measurement) -> i8 {
         let at_least = measured.rows as i8 - measured.after;
         let at_most = measured.caught_up as i8 - measured.before;
@@ -218,7 +225,7 @@ impl Default for AddedRows {
 }
 
 impl State {
-    /// Returns the number of rows whose count came or never will.
+    /// Returns the number of rows that were counted or never will be.
     fn settled(&self) -> i8 {
         self.rows as i8 - self.coming.iter().count() as i8
     }

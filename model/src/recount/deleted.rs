@@ -52,7 +52,7 @@ pub struct State {
     /// The number of the partition's last cut.
     cut: u8,
     events: u8,
-    /// The number of events that the replica has: the first ones.
+    /// The number of events that the replica has. If it lags, these are the oldest.
     replicated: u8,
     /// The rows on the replica.
     shown: u8,
@@ -74,10 +74,11 @@ enum Recounter {
     Started {
         value: i8,
         cut: u8,
-        /// The number of events until then.
+        /// The number of events up to this read.
         events: u8,
     },
-    /// Has counted the rows, and waits for the events before that were not counted yet.
+    /// Has counted the rows, and waits until the application has counted the events that it had not
+    /// counted at that moment.
     Waiting {
         value: i8,
         cut: u8,
@@ -149,7 +150,7 @@ impl State {
         self.inserts.union(self.deletes)
     }
 
-    /// Returns the number of rows by the events whose count came or never will.
+    /// Returns the number of rows according to the events that were counted or never will be.
     fn settled(&self) -> i8 {
         self.rows as i8 - self.inserts.iter().count() as i8 + self.deletes.iter().count() as i8
     }

@@ -167,7 +167,9 @@ fn a_save_needs_the_row_as_read_back() {
         },
         property,
     );
-    // Without an outside writer too: a worker adds a batch that an emptied Redis no longer has.
+    // It breaks without an outside writer, too. A worker adds its batch to the row after a crash
+    // has emptied Redis and a client has seeded the counter again. The new base lacks that batch,
+    // and a save must read it.
     breaks(
         Cached {
             mistake,

@@ -203,7 +203,21 @@ fn the_ledger_is_completed_once_the_batch_was_released() {
             mistake,
             ..last_fsync()
         },
-        "the probe completes only the ledger of a database that was set back",
+        "only a database that was set back is reported",
+    );
+}
+
+#[test]
+fn a_worker_that_finds_the_ledger_behind_the_batch_before_its_own_reports_it() {
+    breaks(
+        Deltas {
+            replica: true,
+            failovers: 1,
+            reader: false,
+            mistake: Some(Mistake::ApplyWithoutReport),
+            ..last_fsync()
+        },
+        "a database that lost a batch is always reported",
     );
 }
 
@@ -246,7 +260,7 @@ fn a_reader_compares_the_nonce() {
         },
         "a value read contains every hit acknowledged before it",
     );
-    // A crash to the last fsync is enough if calls are repeated.
+    // If calls are repeated, it breaks even with crashes to the last fsync.
     let model = Deltas {
         mistake,
         repeats: true,
@@ -286,7 +300,7 @@ fn a_reader_of_a_replica() {
     }
 }
 
-/// The known limit: docs/protocol.md, section 3.7.
+/// This is a known limit, see docs/protocol.md, section 3.7.
 #[test]
 fn a_replica_that_lags_does_not_show_that_redis_was_set_back() {
     breaks(

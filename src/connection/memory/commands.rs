@@ -4,12 +4,12 @@ use redis::Value;
 
 use super::keyspace::{Bytes, Content, Hash, Keyspace, Refusal, Set, SortedSet};
 
-type Reply = Result<Value, Refusal>;
+type CommandResult = Result<Value, Refusal>;
 
 /// Executes a command.
-pub fn execute(keys: &mut Keyspace, words: &[Bytes]) -> Reply {
-    let (name, args) = words.split_first().ok_or("ERR no command")?;
-    let name = String::from_utf8_lossy(name).to_ascii_uppercase();
+pub fn execute(keys: &mut Keyspace, words: &[Bytes]) -> CommandResult {
+    let (command, args) = words.split_first().ok_or("ERR no command")?;
+    let name = String::from_utf8_lossy(command).to_ascii_uppercase();
     match (name.as_str(), args) {
         ("TIME", []) => {
             let [seconds, rest] = [keys.now_us / 1_000_000, keys.now_us % 1_000_000];
@@ -29,10 +29,10 @@ pub fn execute(keys: &mut Keyspace, words: &[Bytes]) -> Reply {
         ("PEXPIRE", [key, lives_ms]) => expire(keys, key, integer(lives_ms)?),
         ("KEYS", [_]) => texts(keys.keys()),
         ("TYPE", [key]) => {
-            let name = keys
+            let kind = keys
                 .entry(key)
                 .map_or("none", |one| one.content.type_name());
-            Ok(Value::SimpleString(name.to_owned()))
+            Ok(Value::SimpleString(kind.to_owned()))
         }
         ("SET", [key, value]) => {
             keys.insert(key, Content::String(value.clone()));
@@ -57,13 +57,13 @@ pub fn execute(keys: &mut Keyspace, words: &[Bytes]) -> Reply {
     }
 }
 
-fn unknown(name: &str) -> Reply {
+fn unknown(name: &str) -> CommandResult {
     Err(format!(
         "ERR unknown command '{name}', or wrong arguments for it"
     ))
 }
 
-fn expire(keys: &mut Keyspace, key: &[u8], lives_ms: i64) -> Reply {
+fn expire(keys: &mut Keyspace, key: &[u8], lives_ms: i64) -> CommandResult {
     let now = keys.now_ms();
     let Some(entry) = keys.entry(key) else {
         return Ok(Value::Int(0));
@@ -73,7 +73,7 @@ fn expire(keys: &mut Keyspace, key: &[u8], lives_ms: i64) -> Reply {
     Ok(Value::Int(1))
 }
 
-fn of_hash(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Option<Reply> {
+fn of_hash(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Option<CommandResult> {
     let reply = match (name, args) {
         ("HGET", [field]) => keys.read(key, |hash: &Hash| Ok(text(hash.get(field)))),
         ("HMGET", fields) => keys.read(key, |hash: &Hash| {
@@ -93,9 +93,11 @@ fn of_hash(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Optio
             keys.read(key, |hash: &Hash| scan(hash, cursor, options))
         }
         ("HSET", [_, ..]) if args.len().is_multiple_of(2) => keys.change(key, |hash: &mut Hash| {
-            let pairs = args.chunks(2).filter_map(|pair| pair.split_first());
-            let new = pairs.filter(|(field, value)| hash.insert(field, value.concat()));
-            count(new)
+            count(
+                args.chunks(2)
+                    .filter_map(|pair| pair.split_first())
+                    .filter(|(field, value)| hash.insert(field, value.concat())),
+            )
         }),
         ("HSETNX", [field, value]) => keys.change(key, |hash: &mut Hash| {
             let is_new = hash.get(field).is_none() && hash.insert(field, value.clone());
@@ -110,21 +112,24 @@ fn of_hash(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Optio
     Some(reply)
 }
 
-fn increment(hash: &mut Hash, field: &[u8], by: &[u8]) -> Reply {
-    let by = integer(by)?;
-    let before = hash.get(field).map_or(Ok(0), |value| {
-        integer(value).map_err(|_| "ERR hash value is not an integer".to_owned())
-    })?;
-    let sum = before.checked_add(by);
-    let sum = sum.ok_or("ERR increment or decrement would overflow")?;
+fn increment(hash: &mut Hash, field: &[u8], by: &[u8]) -> CommandResult {
+    let delta = integer(by)?;
+    let before = match hash.get(field) {
+        Some(value) => integer(value).map_err(|_| "ERR hash value is not an integer")?,
+        None => 0,
+    };
+    let sum = before
+        .checked_add(delta)
+        .ok_or("ERR increment or decrement would overflow")?;
     hash.insert(field, sum.to_string().into_bytes());
     Ok(Value::Int(sum))
 }
 
-fn scan(hash: &Hash, cursor: &[u8], options: &[Bytes]) -> Reply {
-    let cursor = std::str::from_utf8(cursor).ok();
-    let cursor = cursor.and_then(|cursor| cursor.parse().ok());
-    let cursor = cursor.ok_or("ERR invalid cursor")?;
+fn scan(hash: &Hash, cursor: &[u8], options: &[Bytes]) -> CommandResult {
+    let start = std::str::from_utf8(cursor)
+        .ok()
+        .and_then(|digits| digits.parse().ok())
+        .ok_or("ERR invalid cursor")?;
     let (mut prefix, mut limit) = (Bytes::new(), 10);
     for option in options.chunks(2) {
         match option {
@@ -135,13 +140,12 @@ fn scan(hash: &Hash, cursor: &[u8], options: &[Bytes]) -> Reply {
             _ => return Err("ERR syntax error".to_owned()),
         }
     }
-    let (next, page) = hash.scan(cursor, limit);
-    let page = page
-        .into_iter()
-        .filter(|(field, _)| field.starts_with(&prefix));
-    let page = texts(page.flat_map(pair))?;
-    let next = next.to_string().into_bytes();
-    Ok(Value::Array(vec![Value::BulkString(next), page]))
+    let (next, mut fields) = hash.scan(start, limit);
+    fields.retain(|(field, _)| field.starts_with(&prefix));
+    Ok(Value::Array(vec![
+        Value::BulkString(next.to_string().into_bytes()),
+        texts(fields.into_iter().flat_map(pair))?,
+    ]))
 }
 
 /// Returns the text before the final `*` of a pattern, in which `\` escapes the next character.
@@ -159,7 +163,7 @@ fn literal_prefix(pattern: &[u8]) -> Result<Bytes, Refusal> {
     Err("ERR only a pattern of a prefix and * is known here".to_owned())
 }
 
-fn of_set(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Option<Reply> {
+fn of_set(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Option<CommandResult> {
     let reply = match (name, args) {
         ("SMEMBERS", []) => keys.read(key, |set: &Set| texts(set.iter().cloned())),
         ("SMISMEMBER", members) => keys.read(key, |set: &Set| {
@@ -188,12 +192,19 @@ fn of_set(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Option
     Some(reply)
 }
 
-fn of_sorted_set(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Option<Reply> {
+fn of_sorted_set(
+    keys: &mut Keyspace,
+    name: &str,
+    key: &[u8],
+    args: &[Bytes],
+) -> Option<CommandResult> {
     let reply = match (name, args) {
         ("ZCARD", []) => keys.read(key, |set: &SortedSet| Ok(int(set.0.len()))),
         ("ZMSCORE", members) => keys.read(key, |set: &SortedSet| {
-            let scores = members.iter().map(|member| set.0.get(member));
-            let scores = scores.map(|score| text(score.copied().map(score_text).as_ref()));
+            let scores = members.iter().map(|member| {
+                let score = set.0.get(member).copied();
+                text(score.map(score_text).as_ref())
+            });
             Ok(Value::Array(scores.collect()))
         }),
         ("ZCOUNT", [min, max]) => {
@@ -205,19 +216,23 @@ fn of_sorted_set(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) ->
             }),
         ("ZRANGEBYLEX", [min, max, limit, offset, most]) if limit == b"LIMIT" => {
             keys.read(key, |set: &SortedSet| {
-                let members = set.sorted().into_iter().map(|(_, member)| member);
-                let members = members.filter(|member| is_beyond(member, min, true));
-                let members = members.filter(|member| is_beyond(member, max, false));
-                page(members.cloned().collect(), offset, most)
+                let members = set
+                    .sorted()
+                    .into_iter()
+                    .map(|(_, member)| member)
+                    .filter(|member| is_beyond(member, min, true) && is_beyond(member, max, false))
+                    .cloned()
+                    .collect();
+                page(members, offset, most)
             })
         }
         ("ZRANGE", [first, last, options @ ..]) => keys.read(key, |set: &SortedSet| {
             let (first, last) = places(set.0.len(), integer(first)?, integer(last)?);
-            let page = set.sorted().into_iter().take(last).skip(first);
+            let members = set.sorted().into_iter().take(last).skip(first);
             let with_scores = options.iter().any(|option| option == b"WITHSCORES");
-            texts(page.flat_map(|(score, member)| {
-                let score = with_scores.then(|| score_text(score));
-                std::iter::once(member.clone()).chain(score)
+            texts(members.flat_map(|(score, member)| {
+                let shown = with_scores.then(|| score_text(score));
+                std::iter::once(member.clone()).chain(shown)
             }))
         }),
         ("ZREM", [_, ..]) => keys.change(key, |set: &mut SortedSet| {
@@ -235,7 +250,7 @@ fn of_sorted_set(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) ->
     Some(reply)
 }
 
-fn add_scores(set: &mut SortedSet, args: &[Bytes]) -> Reply {
+fn add_scores(set: &mut SortedSet, args: &[Bytes]) -> CommandResult {
     let option = args
         .first()
         .filter(|first| first.first().is_some_and(u8::is_ascii_uppercase));
@@ -264,9 +279,12 @@ fn add_scores(set: &mut SortedSet, args: &[Bytes]) -> Reply {
 /// Returns the members with scores between these, both included.
 fn within(set: &SortedSet, min: &[u8], max: &[u8]) -> Result<Vec<Bytes>, Refusal> {
     let range = float(min)?..=float(max)?;
-    let members = set.sorted().into_iter();
-    let members = members.filter(|(score, _)| range.contains(score));
-    Ok(members.map(|(_, member)| member.clone()).collect())
+    Ok(set
+        .sorted()
+        .into_iter()
+        .filter(|(score, _)| range.contains(score))
+        .map(|(_, member)| member.clone())
+        .collect())
 }
 
 /// Returns whether the member lies beyond a bound such as `[a`, `(a`, `-` or `+`, upwards or
@@ -286,16 +304,16 @@ fn is_beyond(member: &Bytes, bound: &[u8], upwards: bool) -> bool {
 
 /// Returns the first place of a range and the one after its last. Negative ones count from the end.
 fn places(len: usize, first: i64, last: i64) -> (usize, usize) {
-    let len = i64::try_from(len).unwrap_or(i64::MAX);
-    let place = |at: i64| if at < 0 { len + at } else { at };
-    let unsigned = |at: i64| usize::try_from(at.clamp(0, len)).unwrap_or(0);
+    let end = i64::try_from(len).unwrap_or(i64::MAX);
+    let place = |at: i64| if at < 0 { end + at } else { at };
+    let unsigned = |at: i64| usize::try_from(at.clamp(0, end)).unwrap_or(0);
     (unsigned(place(first)), unsigned(place(last) + 1))
 }
 
-fn page(members: Vec<Bytes>, offset: &[u8], most: &[u8]) -> Reply {
-    let [offset, most] = [integer(offset)?, integer(most)?];
-    let [offset, most] = [offset, most].map(|one| usize::try_from(one).unwrap_or(usize::MAX));
-    texts(members.into_iter().skip(offset).take(most))
+fn page(members: Vec<Bytes>, offset: &[u8], most: &[u8]) -> CommandResult {
+    let [skipped, taken] = [integer(offset)?, integer(most)?]
+        .map(|number| usize::try_from(number).unwrap_or(usize::MAX));
+    texts(members.into_iter().skip(skipped).take(taken))
 }
 
 fn pair((field, value): (&Bytes, &Bytes)) -> [Bytes; 2] {
@@ -310,7 +328,7 @@ fn is(so: bool) -> Value {
     int(usize::from(so))
 }
 
-fn count(items: impl IntoIterator) -> Reply {
+fn count(items: impl IntoIterator) -> CommandResult {
     Ok(int(items.into_iter().count()))
 }
 
@@ -318,7 +336,7 @@ fn text(value: Option<&Bytes>) -> Value {
     value.map_or(Value::Nil, |value| Value::BulkString(value.clone()))
 }
 
-fn texts(values: impl IntoIterator<Item = Bytes>) -> Reply {
+fn texts(values: impl IntoIterator<Item = Bytes>) -> CommandResult {
     Ok(Value::Array(
         values.into_iter().map(Value::BulkString).collect(),
     ))
@@ -330,14 +348,17 @@ fn score_text(score: f64) -> Bytes {
 
 /// Parses an integer as Redis does: no sign but a minus, and no leading zeros.
 fn integer(word: &[u8]) -> Result<i64, Refusal> {
-    let text = std::str::from_utf8(word).ok();
-    let number = text.and_then(|text| text.parse::<i64>().ok().filter(|n| n.to_string() == text));
-    number.ok_or_else(|| "ERR value is not an integer or out of range".to_owned())
+    std::str::from_utf8(word)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .filter(|number: &i64| number.to_string().as_bytes() == word)
+        .ok_or_else(|| "ERR value is not an integer or out of range".to_owned())
 }
 
 fn float(word: &[u8]) -> Result<f64, Refusal> {
-    let text = std::str::from_utf8(word).ok();
-    let number = text.and_then(|text| text.parse::<f64>().ok());
-    let number = number.filter(|number| !number.is_nan());
-    number.ok_or_else(|| "ERR value is not a valid float".to_owned())
+    std::str::from_utf8(word)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .filter(|number: &f64| !number.is_nan())
+        .ok_or_else(|| "ERR value is not a valid float".to_owned())
 }

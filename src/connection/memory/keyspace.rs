@@ -99,8 +99,8 @@ impl Hash {
     pub fn pairs(&self) -> Vec<(&Bytes, &Bytes)> {
         let mut fields: Vec<_> = self.fields.iter().collect();
         fields.sort_by_key(|(_, field)| field.place);
-        let pairs = fields.into_iter();
-        pairs
+        fields
+            .into_iter()
             .map(|((_, name), field)| (name, &field.value))
             .collect()
     }
@@ -189,10 +189,13 @@ impl Keyspace {
 
     fn content<T: OfType>(&mut self, key: &[u8]) -> Result<Option<&mut T>, Refusal> {
         let wrong_type = "WRONGTYPE Operation against a key holding the wrong kind of value";
-        let entry = self.entry(key);
-        entry
-            .map(|entry| T::of(&mut entry.content).ok_or_else(|| wrong_type.to_owned()))
-            .transpose()
+        let Some(entry) = self.entry(key) else {
+            return Ok(None);
+        };
+        match T::of(&mut entry.content) {
+            Some(content) => Ok(Some(content)),
+            None => Err(wrong_type.to_owned()),
+        }
     }
 
     /// Reads the content of a key, which is empty if there is no such key.
@@ -213,23 +216,23 @@ impl Keyspace {
         key: &[u8],
         change: impl FnOnce(&mut T) -> Result<R, Refusal>,
     ) -> Result<R, Refusal> {
-        if let Some(content) = self.content(key)? {
-            let changed = change(content);
+        if let Some(known) = self.content(key)? {
+            let result = change(known);
             if self
                 .entry(key)
                 .is_some_and(|entry| entry.content.is_empty())
             {
                 self.entries.remove(key);
             }
-            return changed;
+            return result;
         }
-        let mut content = T::default();
-        let changed = change(&mut content);
-        let content = content.content();
+        let mut new = T::default();
+        let result = change(&mut new);
+        let content = new.content();
         if !content.is_empty() {
             self.insert(key, content);
         }
-        changed
+        result
     }
 
     pub fn insert(&mut self, key: &[u8], content: Content) {

@@ -26,15 +26,15 @@ pub struct Server {
 
 /// An error reply inside of a script.
 #[derive(Debug)]
-struct Raised(Refusal);
+struct RaisedError(Refusal);
 
-impl fmt::Display for Raised {
+impl fmt::Display for RaisedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Raised {}
+impl std::error::Error for RaisedError {}
 
 impl Server {
     pub fn new() -> Self {
@@ -76,27 +76,39 @@ impl Server {
 
     /// Runs a script with the number of keys, the keys and the arguments.
     fn run(&self, sha1: &Bytes, rest: &[Bytes]) -> Result<Value, Refusal> {
-        let script = self.scripts.get(sha1);
-        let script = script.ok_or("NOSCRIPT No matching script.")?;
-        let invalid = || "ERR Number of keys can't be greater than number of args".to_owned();
-        let (number, words) = rest.split_first().ok_or_else(invalid)?;
-        let number = std::str::from_utf8(number).ok();
-        let number = number.and_then(|number| number.parse().ok());
-        let number = number.filter(|number| *number <= words.len());
-        let (keys, args) = words.split_at(number.ok_or_else(invalid)?);
+        let script = self
+            .scripts
+            .get(sha1)
+            .ok_or("NOSCRIPT No matching script.")?;
+        let (keys, args) =
+            keys_and_args(rest).ok_or("ERR Number of keys can't be greater than number of args")?;
         let lua = self.lua.as_ref().map_err(failure)?;
-        let call = || {
-            lua.globals().set("KEYS", strings(lua, keys)?)?;
-            lua.globals().set("ARGV", strings(lua, args)?)?;
-            script.call(())
-        };
-        from_lua(call().map_err(|error| failure(&error))?)
+        let result = call(lua, script, keys, args).map_err(|error| failure(&error))?;
+        from_lua(result)
     }
 }
 
+/// Splits the words of EVALSHA after the script, which begin with the number of keys.
+fn keys_and_args(words: &[Bytes]) -> Option<(&[Bytes], &[Bytes])> {
+    let (number, rest) = words.split_first()?;
+    let keys = std::str::from_utf8(number).ok()?.parse().ok()?;
+    rest.split_at_checked(keys)
+}
+
+fn call(
+    lua: &Lua,
+    script: &Function,
+    keys: &[Bytes],
+    args: &[Bytes],
+) -> Result<LuaValue, mlua::Error> {
+    lua.globals().set("KEYS", strings(lua, keys)?)?;
+    lua.globals().set("ARGV", strings(lua, args)?)?;
+    script.call(())
+}
+
 fn failure(error: &mlua::Error) -> Refusal {
-    match error.downcast_ref::<Raised>() {
-        Some(Raised(refusal)) => refusal.clone(),
+    match error.downcast_ref::<RaisedError>() {
+        Some(RaisedError(refusal)) => refusal.clone(),
         None => format!("ERR {error}"),
     }
 }
@@ -108,11 +120,10 @@ fn new_lua(keys: &Arc<Mutex<Keyspace>>) -> Result<Lua, mlua::Error> {
     let redis = lua.create_table()?;
     let (calling, trying) = (keys.clone(), keys.clone());
     let call = lua.create_function(move |lua, words: Variadic<LuaValue>| {
-        let reply = execute(&calling, &words)?;
-        to_lua(
-            lua,
-            &reply.map_err(|refusal| mlua::Error::external(Raised(refusal)))?,
-        )
+        match execute(&calling, &words)? {
+            Ok(reply) => to_lua(lua, &reply),
+            Err(refusal) => Err(mlua::Error::external(RaisedError(refusal))),
+        }
     })?;
     let pcall = lua.create_function(move |lua, words: Variadic<LuaValue>| {
         match execute(&trying, &words)? {
@@ -120,12 +131,15 @@ fn new_lua(keys: &Arc<Mutex<Keyspace>>) -> Result<Lua, mlua::Error> {
             Err(refusal) => reply_table(lua, "err", refusal.as_bytes()),
         }
     })?;
-    let reply = |lua: &Lua, text: LuaString| reply_table(lua, "err", &text.as_bytes());
-    let sha1 = |_: &Lua, text: LuaString| Ok(Sha1::from(&*text.as_bytes()).digest().to_string());
+    let error_reply =
+        lua.create_function(|lua, text: LuaString| reply_table(lua, "err", &text.as_bytes()))?;
+    let sha1hex = lua.create_function(|_, text: LuaString| {
+        Ok(Sha1::from(&*text.as_bytes()).digest().to_string())
+    })?;
     redis.set("call", call)?;
     redis.set("pcall", pcall)?;
-    redis.set("error_reply", lua.create_function(reply)?)?;
-    redis.set("sha1hex", lua.create_function(sha1)?)?;
+    redis.set("error_reply", error_reply)?;
+    redis.set("sha1hex", sha1hex)?;
     lua.globals().set("redis", redis)?;
     Ok(lua)
 }
@@ -134,8 +148,8 @@ fn execute(
     keys: &Mutex<Keyspace>,
     words: &[LuaValue],
 ) -> Result<Result<Value, Refusal>, mlua::Error> {
-    let words: Vec<Bytes> = words.iter().map(word).collect::<Result<_, _>>()?;
-    Ok(commands::execute(&mut keys.lock(), &words))
+    let command: Vec<Bytes> = words.iter().map(word).collect::<Result<_, _>>()?;
+    Ok(commands::execute(&mut keys.lock(), &command))
 }
 
 /// Returns an argument of a command. Redis sends whole numbers without a fraction.
@@ -146,7 +160,7 @@ fn word(value: &LuaValue) -> Result<Bytes, mlua::Error> {
         LuaValue::Number(number) => Ok(number.to_string().into_bytes()),
         _ => {
             let message = "ERR Lua redis lib command arguments must be strings or integers";
-            Err(mlua::Error::external(Raised(message.to_owned())))
+            Err(mlua::Error::external(RaisedError(message.to_owned())))
         }
     }
 }
@@ -169,9 +183,11 @@ fn to_lua(lua: &Lua, reply: &Value) -> Result<LuaValue, mlua::Error> {
         Value::Int(number) => LuaValue::Number(*number as f64),
         Value::BulkString(bytes) => LuaValue::String(lua.create_string(bytes)?),
         Value::Array(values) => {
-            let values = values.iter().map(|value| to_lua(lua, value));
-            let values = values.collect::<Result<Vec<_>, _>>()?;
-            LuaValue::Table(lua.create_sequence_from(values)?)
+            let items: Vec<_> = values
+                .iter()
+                .map(|value| to_lua(lua, value))
+                .collect::<Result<_, _>>()?;
+            LuaValue::Table(lua.create_sequence_from(items)?)
         }
         Value::Okay => reply_table(lua, "ok", b"OK")?,
         Value::SimpleString(text) => reply_table(lua, "ok", text.as_bytes())?,
@@ -192,9 +208,11 @@ fn from_lua(value: LuaValue) -> Result<Value, Refusal> {
             if let Ok(Some(refusal)) = table.raw_get::<Option<LuaString>>("err") {
                 return Err(refusal.to_string_lossy());
             }
-            let values = table.sequence_values::<LuaValue>();
-            let values = values.map(|value| from_lua(value.map_err(|e| failure(&e))?));
-            Value::Array(values.collect::<Result<_, _>>()?)
+            let values = table
+                .sequence_values::<LuaValue>()
+                .map(|value| from_lua(value.map_err(|e| failure(&e))?))
+                .collect::<Result<_, _>>()?;
+            Value::Array(values)
         }
         _ => Value::Nil,
     })

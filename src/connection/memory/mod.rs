@@ -12,6 +12,7 @@ use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, Pipeline, RedisFuture, RedisResult, Value, parse_redis_value};
 
 use self::lua::Server;
+
 /// A Redis in memory, for the tests of an application: with a [`MemoryStore`](crate::MemoryStore) a
 /// test needs no server. Clones share one Redis, which is dropped with the last of them.
 ///
@@ -19,8 +20,9 @@ use self::lua::Server;
 /// So all kinds of families count and refuse as they do on a server, and keys expire by this
 /// machine's clock.
 ///
-/// It has no faults: no call fails, and nothing is lost in a crash, so no batch has to settle. A test of what your application
-/// does then needs a server. Other commands than those of the scripts are mostly missing.
+/// It has no faults: no call fails, and nothing is lost in a crash, so no batch has to settle. To
+/// test how your application handles faults, use a server. Other commands than those of the scripts
+/// are mostly missing.
 ///
 /// ```
 /// use counterfoil::{Counterfoil, Family, MemoryRedis, MemoryStore, Outcome};
@@ -53,11 +55,13 @@ impl MemoryRedis {
 
     /// Executes a command. Returns an error reply as a value, as a connection does.
     fn execute(&self, command: &Cmd) -> RedisResult<Value> {
-        let words = command.args_iter().map(|word| match word {
-            Arg::Simple(word) => word.to_vec(),
-            _ => b"0".to_vec(),
-        });
-        let words: Vec<_> = words.collect();
+        let words: Vec<_> = command
+            .args_iter()
+            .map(|word| match word {
+                Arg::Simple(bytes) => bytes.to_vec(),
+                _ => b"0".to_vec(),
+            })
+            .collect();
         let mut server = self.0.lock();
         server.execute(&words).or_else(|refusal| {
             let line = refusal.replace(['\r', '\n'], " ");

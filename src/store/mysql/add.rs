@@ -11,7 +11,7 @@ use super::json;
 use super::session::Session;
 use super::statement::Statement;
 use super::target::{self, BULK, Segment, Target};
-use crate::store::Registered;
+use crate::store::Registration;
 
 /// The maximum number of rows in a statement. With ids of 255 bytes it then has about 5 MB.
 const CHUNK: usize = 10_000;
@@ -50,13 +50,14 @@ pub enum Cause {
 
 impl Refusal {
     fn new(cause: Cause, reason: impl Into<String>) -> Self {
-        let reason = reason.into();
-        Refusal { reason, cause }
+        Refusal {
+            reason: reason.into(),
+            cause,
+        }
     }
 
     fn of(error: &sqlx::Error) -> Self {
-        let is_missing = fault::is_orphan(error);
-        let cause = if is_missing {
+        let cause = if fault::is_orphan(error) {
             Cause::Missing
         } else {
             Cause::Row
@@ -71,19 +72,13 @@ pub type Refused = BTreeMap<usize, Refusal>;
 /// Finds the rows of the ids, which clients in other languages may have written. Refuses an id that
 /// matches no row.
 pub fn deltas<'b>(
-    family: &Registered,
+    family: &Registration,
     ids: impl IntoIterator<Item = (usize, &'b [u8], i64)>,
     refused: &mut Refused,
 ) -> Vec<Delta<'b>> {
-    let key = |id: &'b [u8]| {
-        let id = std::str::from_utf8(id).map_err(|_| NOT_UTF8.to_owned())?;
-        let segments = target::segments(family, id)?;
-        let family = target::family_segment(family).into_iter();
-        Ok::<_, String>(family.chain(segments).collect())
-    };
     let mut deltas = Vec::new();
     for (index, id, delta) in ids {
-        match key(id) {
+        match row_key(family, id) {
             Ok(key) => deltas.push(Delta { index, key, delta }),
             Err(reason) => drop(refused.insert(index, Refusal::new(Cause::Never, reason))),
         }
@@ -91,11 +86,21 @@ pub fn deltas<'b>(
     deltas
 }
 
+/// Returns the key of an id's row, or the reason why the id matches none.
+fn row_key<'b>(family: &Registration, id: &'b [u8]) -> Result<Vec<Segment<'b>>, String> {
+    let text = std::str::from_utf8(id).map_err(|_| NOT_UTF8.to_owned())?;
+    let segments = target::segments(family, text)?;
+    Ok(target::family_segment(family)
+        .into_iter()
+        .chain(segments)
+        .collect())
+}
+
 /// Adds deltas of one family to their rows, unless it refuses them. Leaves out those whose rows
 /// another transaction has locked, and returns their indexes.
 pub async fn add_unlocked<'b>(
     transaction: &mut Session,
-    family: &Registered,
+    family: &Registration,
     target: &Target,
     ids: impl IntoIterator<Item = (usize, &'b [u8], i64)>,
     refused: &mut Refused,
@@ -119,12 +124,16 @@ pub async fn lock_free(
         return Ok(BTreeSet::new());
     }
     let keys: Vec<_> = deltas.iter().map(|delta| &*delta.key).collect();
-    let found = find(transaction, &target.lock_free, &keys).await?;
-    let others = deltas.iter().zip(found).filter(|(_, found)| !found);
-    // missing, or locked
-    let others: Vec<_> = others.map(|(delta, _)| delta).collect();
-    let keys: Vec<_> = others.iter().map(|delta| &*delta.key).collect();
-    let exist = find(transaction, &target.exists, &keys).await?;
+    let are_free = find(transaction, &target.lock_free, &keys).await?;
+    // these rows are missing, or another transaction has locked them
+    let (others, other_keys): (Vec<_>, Vec<_>) = deltas
+        .iter()
+        .zip(&keys)
+        .zip(are_free)
+        .filter(|(_, is_free)| !is_free)
+        .map(|((delta, key), _)| (delta, *key))
+        .unzip();
+    let exist = find(transaction, &target.exists, &other_keys).await?;
     Ok(others
         .iter()
         .zip(exist)
@@ -140,10 +149,9 @@ async fn find(
     keys: &[&[Segment<'_>]],
 ) -> Result<Vec<bool>, sqlx::Error> {
     let mut found = Vec::with_capacity(keys.len());
-    for keys in keys.chunks(CHUNK) {
-        let rows = transaction.fetch(select.clone().bind_rows(keys)).await?;
-        let some: Vec<bool> = json::by_position(rows, keys.len())?;
-        found.extend(some);
+    for some in keys.chunks(CHUNK) {
+        let rows = transaction.fetch(select.clone().bind_rows(some)).await?;
+        found.extend(json::by_position::<bool>(rows, some.len())?);
     }
     Ok(found)
 }
@@ -187,7 +195,9 @@ pub async fn add(
     refused: &mut Refused,
 ) -> Result<u64, sqlx::Error> {
     if target.inserts {
-        // the server refuses them, except VARCHAR if all that is too long are spaces: it drops them
+        // An id that is too long for its column is refused here. The server would refuse most of
+        // them, but a VARCHAR column drops excess spaces, and the delta would count in the row of
+        // another id.
         deltas.retain(|delta| {
             let column = target.too_short(&delta.key);
             if let Some(column) = column {
@@ -215,8 +225,7 @@ pub async fn add(
             Way::Find => Refusal::new(Cause::Missing, NO_ROW),
             Way::Upsert | Way::Update => match step.write(transaction, target).await {
                 Ok(()) => {
-                    let deltas = step.rows.iter().map(|row| row.deltas.len() as u64);
-                    added += deltas.sum::<u64>();
+                    added += step.rows.iter().map(RowDelta::count).sum::<u64>();
                     continue;
                 }
                 Err(error) if fault::blames_row(&error) => Refusal::of(&error),
@@ -234,10 +243,10 @@ pub async fn add(
             rows = bulk.rows;
             if let Some(inserted) = inserted {
                 for (row, is_inserted) in rows.drain(..).zip(inserted) {
-                    let indexes = row.deltas.iter().map(|delta| delta.index);
                     if is_inserted {
-                        added += row.deltas.len() as u64;
+                        added += row.count();
                     } else {
+                        let indexes = row.deltas.iter().map(|delta| delta.index);
                         refused.extend(indexes.map(|index| (index, refusal.clone())));
                     }
                 }
@@ -270,7 +279,7 @@ pub async fn add(
     Ok(added)
 }
 
-/// Returns the statements to run, the first one last.
+/// Returns the statements to run, in reverse order: the caller takes them off the end.
 fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
     let (mut upserts, mut finds, mut steps) = (Vec::new(), Vec::new(), Vec::new());
     for deltas in deltas.chunk_by(|one, other| one.key == other.key) {
@@ -293,16 +302,19 @@ fn plan<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
     steps
 }
 
-/// Returns a statement for each delta, the first one last.
+/// Returns a statement for each delta, in reverse order like [`plan`].
 fn one_by_one<'d, 'b>(target: &Target, deltas: &'d [Delta<'b>]) -> Vec<Bulk<'d, 'b>> {
-    let single = |delta: &'d Delta<'b>| Bulk {
-        way: Way::of(target, delta.delta),
-        rows: vec![RowDelta {
-            deltas: std::slice::from_ref(delta),
-            sum: delta.delta,
-        }],
-    };
-    deltas.iter().rev().map(single).collect()
+    deltas
+        .iter()
+        .rev()
+        .map(|delta| Bulk {
+            way: Way::of(target, delta.delta),
+            rows: vec![RowDelta {
+                deltas: std::slice::from_ref(delta),
+                sum: delta.delta,
+            }],
+        })
+        .collect()
 }
 
 impl Way {
@@ -344,16 +356,17 @@ impl<'d, 'b> Bulk<'d, 'b> {
         transaction: &mut Session,
         target: &Target,
     ) -> Result<Option<Vec<bool>>, sqlx::Error> {
+        const SAVEPOINT: &str = "SAVEPOINT counterfoil_children";
+        const ROLLBACK: &str = "ROLLBACK TO SAVEPOINT counterfoil_children";
         const WARNINGS: &str = "SHOW WARNINGS; SELECT CAST(@@warning_count AS SIGNED)";
         if self.rows.is_empty() {
             return Ok(Some(Vec::new()));
         }
-        let savepoint = |begin: &str| format!("{begin}SAVEPOINT counterfoil_children");
-        transaction.packet(savepoint(""), 1).await?;
+        transaction.packet(SAVEPOINT.to_owned(), 1).await?;
         let insert = target.upsert_some.clone().bind_rows(self.given());
         match transaction.execute(insert).await {
             Ok(_) => {}
-            // a trigger's error is not ignored, and undid the statement
+            // IGNORE does not ignore an error of a trigger, which undoes the statement
             Err(error) if fault::blames_row(&error) => return Ok(None),
             Err(error) => return Err(error),
         }
@@ -370,7 +383,7 @@ impl<'d, 'b> Bulk<'d, 'b> {
         if are_orphans && i64::try_from(skipped) == Ok(count) {
             return Ok(Some(is_inserted));
         }
-        transaction.packet(savepoint("ROLLBACK TO "), 1).await?;
+        transaction.packet(ROLLBACK.to_owned(), 1).await?;
         Ok(None)
     }
 
@@ -390,14 +403,8 @@ impl<'d, 'b> Bulk<'d, 'b> {
                     target::bind(bulk, row.key().iter().copied()).bind(row.sum)
                 })
             }
-            (way, _) => {
-                let text = if way == Way::Upsert {
-                    &target.upsert
-                } else {
-                    &target.update
-                };
-                text.clone().bind_rows(self.given())
-            }
+            (Way::Upsert, _) => target.upsert.clone().bind_rows(self.given()),
+            (Way::Find | Way::Update, _) => target.update.clone().bind_rows(self.given()),
         };
         let changed = transaction.execute(statement).await?;
         // an upsert counts 1 for an inserted row and 2 for an updated one, so the number of rows
@@ -414,5 +421,10 @@ impl<'d, 'b> RowDelta<'d, 'b> {
     /// Returns the key, which all deltas of a row share.
     fn key(&self) -> &'d [Segment<'b>] {
         self.deltas.first().map_or(&[], |delta| &delta.key)
+    }
+
+    /// Returns the number of deltas.
+    fn count(&self) -> u64 {
+        self.deltas.len() as u64
     }
 }

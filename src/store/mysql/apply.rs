@@ -8,13 +8,13 @@ use super::MysqlStore;
 use super::add::{self, Cause, Delta, Refused};
 use super::families;
 use super::fault;
-use super::ledger::{self, Locked};
+use super::ledger::{self, LockedRows};
 use super::rejects::{self, Limit};
 use super::session::{Session, UnitOfWork};
 use super::target::Target;
 use crate::error::{Error, Result};
 use crate::store::ledger::Advance;
-use crate::store::{Applied, Batch};
+use crate::store::{ApplyReply, Batch};
 use crate::testing::ablation::{self, Guard};
 
 /// The default maximum number of ids in a transaction.
@@ -28,8 +28,8 @@ pub async fn apply(
     mysql: &MysqlStore,
     batches: &[Arc<Batch>],
     max_rows: Option<u64>,
-) -> Result<Applied> {
-    // read here, because the task may continue on another thread
+) -> Result<ApplyReply> {
+    // a test removes a guard for its own thread, so this is read before the work moves to a task
     let out = ablation::out();
     let mut targets = Vec::with_capacity(batches.len());
     for batch in batches {
@@ -40,7 +40,7 @@ pub async fn apply(
     } else {
         MAX_ROWS_SHARED
     };
-    let apply = Apply {
+    let apply = BatchTransaction {
         batches: batches.to_vec(),
         targets,
         max_rows: max_rows.unwrap_or(default),
@@ -51,7 +51,7 @@ pub async fn apply(
     if let Some(applied) = mysql.primary.transact(failed, apply.clone()).await? {
         return Ok(applied);
     }
-    let first = Apply {
+    let first = BatchTransaction {
         max_rows: 1,
         ..apply
     };
@@ -64,10 +64,12 @@ pub async fn apply(
 
 /// A transaction that applies batches. It **never waits for a row of the application's tables while
 /// it has locked others**, so it takes part in no deadlock with the application's transactions. It
-/// locks the rows that are free, and takes the ids before the first one whose row is not. If that
-/// is the very first id, it is done alone, which may wait.
+/// locks the rows that are free, and takes the ids that come before the first one whose row another
+/// transaction has locked, in the order of the ledger. If that is the very first id, nothing is
+/// done. A second transaction then takes this id alone: it has locked no other row of the
+/// application, so it may wait.
 #[derive(Clone)]
-struct Apply {
+struct BatchTransaction {
     batches: Vec<Arc<Batch>>,
     /// The target of each batch.
     targets: Vec<Arc<Target>>,
@@ -79,7 +81,7 @@ struct Apply {
 /// The deltas of each table, in the order in which all transactions write tables.
 type ByTable<'b> = BTreeMap<&'b str, (&'b Target, Vec<Delta<'b>>)>;
 
-impl Apply {
+impl BatchTransaction {
     /// Finds the rows of the deltas. The index of a delta is its place in the order of the ledger.
     fn by_table<'b>(&'b self, advance: &Advance<'b>, refused: &mut Refused) -> ByTable<'b> {
         let (mut by_table, mut place) = (ByTable::new(), 0);
@@ -90,8 +92,9 @@ impl Apply {
                 .zip(place..)
                 .map(|((id, delta), place)| (place, &**id, *delta));
             let target = &*self.targets[step.index];
-            let new = || (target, Vec::new());
-            let (_, deltas) = by_table.entry(&target.label).or_insert_with(new);
+            let (_, deltas) = by_table
+                .entry(&target.label)
+                .or_insert_with(|| (target, Vec::new()));
             deltas.extend(add::deltas(&step.batch.family, ids, refused));
             place += step.deltas.len();
         }
@@ -119,17 +122,17 @@ impl Apply {
     }
 }
 
-impl UnitOfWork for Apply {
+impl UnitOfWork for BatchTransaction {
     /// `None` if nothing was done because another transaction has locked the first row.
-    type Output = Option<Applied>;
+    type Output = Option<ApplyReply>;
 
-    /// After a lock timeout others go first: the scheduler tries again later.
+    /// After a lock timeout other families go first, and the scheduler tries this one again later.
     fn is_repeated(error: &sqlx::Error) -> bool {
         fault::is_conflict(error) && !fault::is_locked(error)
     }
 
     async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
-        let Locked {
+        let LockedRows {
             known,
             unregistered,
         } = ledger::lock(transaction, &self.batches).await?;
@@ -138,16 +141,19 @@ impl UnitOfWork for Apply {
         {
             return Err(families::not_registered(&family));
         }
-        let advance = |rows| Advance::new(&self.batches, &known, rows, self.out);
         let free = match self.max_rows {
             1 => 1,
-            rows => self.lock_free(transaction, &advance(rows)).await?,
+            rows => {
+                let wanted = Advance::new(&self.batches, &known, rows, self.out);
+                self.lock_free(transaction, &wanted).await?
+            }
         };
         if free == 0 {
             return Ok(None);
         }
-        let advance = advance(free);
+        let advance = Advance::new(&self.batches, &known, free, self.out);
         ledger::write(transaction, &known, &advance.marks).await?;
+        ledger::record_lost(transaction, &advance.steps).await?;
         let (mut rows, mut refused) = (0, Refused::new());
         for (target, deltas) in self.by_table(&advance, &mut refused).into_values() {
             rows += add::add(transaction, target, deltas, &mut refused).await?;
@@ -157,17 +163,18 @@ impl UnitOfWork for Apply {
             .iter()
             .flat_map(|step| step.deltas.iter().map(|delta| (step.batch, delta)))
             .collect();
-        let rejected = refused.iter();
-        let rejected = rejected.map(|(index, refusal)| {
-            let (batch, delta) = taken[*index];
-            (batch, delta, refusal)
-        });
-        let is_dropped = |(batch, _, refusal): &rejects::Rejected<'_>| {
-            refusal.cause == Cause::Missing && batch.family.family.drops_without_row()
-        };
-        let (dropped, rejected): (Vec<_>, Vec<_>) = rejected.partition(is_dropped);
+        let (dropped, rejected): (Vec<rejects::RefusedDelta<'_>>, Vec<_>) = refused
+            .iter()
+            .map(|(index, refusal)| {
+                let (batch, delta) = taken[*index];
+                (batch, delta, refusal)
+            })
+            .partition(|(batch, _, refusal)| {
+                refusal.cause == Cause::Missing && batch.family.family.drops_without_row()
+            });
         let lost = rejects::write(transaction, &self.max_rejects, &rejected).await?;
-        let applied = Applied {
+        let applied = ApplyReply {
+            database_set_back: advance.database_set_back(),
             progress: advance.progress,
             rows,
             rejected: rejected.len() as u64 - lost,

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use super::MysqlStore;
 use super::fault;
-use super::session::{Session, UnitOfWork};
+use super::session::{Database, Session, UnitOfWork};
 use super::statement::Statement;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -13,10 +12,10 @@ use crate::store::FamilyNumber;
 /// The maximum number of rows that a transaction deletes.
 const ROWS: u64 = 10_000;
 
-/// The numbers of records that [`MysqlStore::purge`] deletes.
+/// The numbers of records that [`MysqlStore::purge`](super::MysqlStore::purge) deletes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Purged {
+pub struct PurgeSummary {
     /// Recounts that ended. The last one of each family is kept.
     pub recounts: u64,
     /// The differences that these recounts found.
@@ -25,18 +24,18 @@ pub struct Purged {
 
 /// Ends the use of a family's number, unless it has rejects. No batch of the family is
 /// applied from then on.
-struct Unregister(Family, FamilyNumber);
+struct RemovalTransaction(Family, FamilyNumber);
 
-impl UnitOfWork for Unregister {
+impl UnitOfWork for RemovalTransaction {
     type Output = ();
 
     async fn run(&self, transaction: &mut Session) -> Result<(), sqlx::Error> {
-        // waits for batches that are being applied, which may leave rejects
+        // the lock waits for batches that are being applied, because they may leave rejects
         const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
         const MARK: &str = "UPDATE counterfoil_families SET state = 'removing' WHERE number = ?";
         let by_number = |text| Statement::once(text).bind(self.1);
         transaction.fetch::<()>(by_number(LOCK)).await?;
-        for (rejects,) in transaction.fetch(count(REJECTS, &[self.1])).await? {
+        for (rejects,) in transaction.fetch(select_count(REJECTS, &[self.1])).await? {
             refuse_rejects(&self.0, rejects).map_err(fault::from_own)?;
         }
         transaction.execute(by_number(MARK)).await.map(drop)
@@ -55,100 +54,90 @@ fn refuse_rejects(family: &Family, rejects: u64) -> Result<()> {
     Err(Error::new(ErrorKind::Busy, why))
 }
 
-impl MysqlStore {
-    /// Deletes the records of recounts that are older than `age`, in transactions of up to 10,000
-    /// rows.
-    ///
-    /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): some records may be deleted already. Call again.
-    pub async fn purge(&self, age: Duration) -> Result<Purged> {
-        self.old_records(age, true).await
-    }
-
-    /// Returns what [`purge`](Self::purge) would delete.
-    ///
-    /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    pub async fn purgeable(&self, age: Duration) -> Result<Purged> {
-        self.old_records(age, false).await
-    }
-
-    /// Deletes or counts the records that are older than `age`.
-    async fn old_records(&self, age: Duration, deletes: bool) -> Result<Purged> {
-        // the last recount of each family is kept
-        const RECOUNTS: &str = "SELECT family, run FROM counterfoil_recounts AS r \
-             WHERE finished_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND \
-             AND run < (SELECT MAX(run) FROM counterfoil_recounts AS l WHERE l.family = r.family)";
-        let rows = async |from: &str, numbers: &[FamilyNumber]| {
-            if deletes {
-                self.delete(from, numbers).await
-            } else {
-                self.count(from, numbers).await
-            }
-        };
-        let mut old = Purged::default();
-        let recounts = Statement::once(RECOUNTS).bind(age.as_secs());
-        let recounts = self.primary.read("recounts were not read", recounts);
-        for (family, run) in recounts.await? {
-            let of_run = [family, run];
-            old.drift += rows("counterfoil_drift WHERE family = ? AND run = ?", &of_run).await?;
-            old.recounts +=
-                rows("counterfoil_recounts WHERE family = ? AND run = ?", &of_run).await?;
-        }
-        Ok(old)
-    }
-
-    /// Returns whether a removal of the family was interrupted while it deleted rows. Otherwise it
-    /// refuses a family with rejects.
-    pub(crate) async fn is_removing(&self, family: &Family, number: FamilyNumber) -> Result<bool> {
-        let removing = "counterfoil_families WHERE state = 'removing' AND number = ?";
-        if self.count(removing, &[number]).await? > 0 {
-            return Ok(true);
-        }
-        let rejects = self.count(REJECTS, &[number]).await?;
-        refuse_rejects(family, rejects).map(|()| false)
-    }
-
-    /// Deletes the rows of a family from counterfoil's tables, except its own row, which is marked
-    /// as removed, and those of the ledger: a Redis that is restored to a state before the removal
-    /// has batches that they must refuse. An interrupted call can be repeated.
-    pub(crate) async fn remove(&self, family: &Family, number: FamilyNumber) -> Result<()> {
-        const MARK: &str = "UPDATE counterfoil_families SET state = 'removed' WHERE number = ?";
-        let failed = "the family was not removed";
-        let unregister = Unregister(family.clone(), number);
-        self.primary.transact(failed, unregister).await?;
-        for table in ["values", "rejects", "recounts", "drift"] {
-            self.delete(&format!("counterfoil_{table} WHERE family = ?"), &[number])
-                .await?;
-        }
-        let mark = Statement::once(MARK).bind(number);
-        self.primary.transact(failed, mark).await.map(drop)
-    }
-
-    /// Deletes the rows with these numbers.
-    async fn delete(&self, from: &str, numbers: &[FamilyNumber]) -> Result<u64> {
-        let delete = bind(format!("DELETE FROM {from} LIMIT {ROWS}"), numbers);
-        let mut deleted = 0;
-        loop {
-            let delete = delete.clone();
-            let rows = self.primary.transact("old records stay", delete).await?;
-            deleted += rows;
-            if rows < ROWS {
-                return Ok(deleted);
-            }
+/// Deletes the records of recounts that are older than `age`, or only counts them.
+pub async fn old_records(
+    database: &Database,
+    age: Duration,
+    deletes: bool,
+) -> Result<PurgeSummary> {
+    // the last recount of each family is kept
+    const RECOUNTS: &str = "SELECT family, run FROM counterfoil_recounts AS r \
+         WHERE finished_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND \
+         AND run < (SELECT MAX(run) FROM counterfoil_recounts AS l WHERE l.family = r.family)";
+    const DRIFT: &str = "counterfoil_drift WHERE family = ? AND run = ?";
+    const RECOUNT: &str = "counterfoil_recounts WHERE family = ? AND run = ?";
+    let mut old = PurgeSummary::default();
+    let select = Statement::once(RECOUNTS).bind(age.as_secs());
+    for (family, run) in database.read("recounts were not read", select).await? {
+        let numbers = [family, run];
+        if deletes {
+            old.drift += delete(database, DRIFT, &numbers).await?;
+            old.recounts += delete(database, RECOUNT, &numbers).await?;
+        } else {
+            old.drift += count(database, DRIFT, &numbers).await?;
+            old.recounts += count(database, RECOUNT, &numbers).await?;
         }
     }
+    Ok(old)
+}
 
-    async fn count(&self, from: &str, numbers: &[FamilyNumber]) -> Result<u64> {
-        let count = self
-            .primary
-            .read_one("records were not counted", count(from, numbers));
-        let (rows,) = count.await?;
-        Ok(rows)
+/// Returns whether a removal of the family was interrupted while it deleted rows. Otherwise it
+/// refuses a family with rejects.
+pub async fn was_interrupted(
+    database: &Database,
+    family: &Family,
+    number: FamilyNumber,
+) -> Result<bool> {
+    let removing = "counterfoil_families WHERE state = 'removing' AND number = ?";
+    if count(database, removing, &[number]).await? > 0 {
+        return Ok(true);
+    }
+    let rejects = count(database, REJECTS, &[number]).await?;
+    refuse_rejects(family, rejects).map(|()| false)
+}
+
+/// Deletes the rows of a family from counterfoil's tables, except its own row, which is marked as
+/// removed, and those of the ledger: a Redis that is restored to a state before the removal has
+/// batches that they must refuse. An interrupted call can be repeated.
+pub async fn remove(database: &Database, family: &Family, number: FamilyNumber) -> Result<()> {
+    const MARK: &str = "UPDATE counterfoil_families SET state = 'removed' WHERE number = ?";
+    let failed = "the family was not removed";
+    let unregister = RemovalTransaction(family.clone(), number);
+    database.transact(failed, unregister).await?;
+    for table in ["values", "rejects", "recounts", "drift"] {
+        let rows = format!("counterfoil_{table} WHERE family = ?");
+        delete(database, &rows, &[number]).await?;
+    }
+    let mark = Statement::once(MARK).bind(number);
+    database.transact(failed, mark).await.map(drop)
+}
+
+/// Deletes the rows with these numbers.
+async fn delete(database: &Database, from: &str, numbers: &[FamilyNumber]) -> Result<u64> {
+    let statement = bind(format!("DELETE FROM {from} LIMIT {ROWS}"), numbers);
+    let mut deleted = 0;
+    loop {
+        let rows = database
+            .transact("old records stay", statement.clone())
+            .await?;
+        deleted += rows;
+        if rows < ROWS {
+            return Ok(deleted);
+        }
     }
 }
 
-fn count(from: &str, numbers: &[FamilyNumber]) -> Statement {
+/// Counts the rows with these numbers.
+async fn count(database: &Database, from: &str, numbers: &[FamilyNumber]) -> Result<u64> {
+    let failed = "records were not counted";
+    let (rows,) = database
+        .read_one(failed, select_count(from, numbers))
+        .await?;
+    Ok(rows)
+}
+
+/// Returns the SELECT that counts the rows with these numbers.
+fn select_count(from: &str, numbers: &[FamilyNumber]) -> Statement {
     bind(
         format!("SELECT CAST(COUNT(*) AS UNSIGNED) FROM {from}"),
         numbers,
@@ -156,8 +145,9 @@ fn count(from: &str, numbers: &[FamilyNumber]) -> Statement {
 }
 
 fn bind(text: String, numbers: &[FamilyNumber]) -> Statement {
-    let numbers = numbers.iter();
-    numbers.fold(Statement::once(text), |statement, number| {
-        statement.bind(*number)
-    })
+    numbers
+        .iter()
+        .fold(Statement::once(text), |statement, number| {
+            statement.bind(*number)
+        })
 }

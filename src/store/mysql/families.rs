@@ -9,11 +9,11 @@ use super::session::{Database, Session, UnitOfWork};
 use super::statement::{Statement, text};
 use crate::error::{Error, Result};
 use crate::family::Family;
-use crate::scripts::partition::salt;
-use crate::store::{FamilyNumber, Registered};
+use crate::scripts::random::random_name;
+use crate::store::{FamilyNumber, Registration};
 
 /// A family as it is registered.
-struct Known {
+struct FamilyRow {
     number: FamilyNumber,
     namespace: String,
     name: String,
@@ -24,9 +24,9 @@ struct Known {
     identity: Vec<String>,
 }
 
-impl FromRow<'_, MySqlRow> for Known {
+impl FromRow<'_, MySqlRow> for FamilyRow {
     fn from_row(row: &MySqlRow) -> Result<Self, sqlx::Error> {
-        Ok(Known {
+        Ok(FamilyRow {
             number: row.try_get(0)?,
             namespace: text(row.try_get(1)?),
             name: text(row.try_get(2)?),
@@ -40,15 +40,14 @@ impl FromRow<'_, MySqlRow> for Known {
     }
 }
 
-impl Known {
+impl FamilyRow {
     /// Returns the setting of the identity in which the family differs, with both values.
     fn difference(&self, family: &Family) -> Option<(&'static str, &str, String)> {
-        let mut settings = self
-            .identity
+        self.identity
             .iter()
             .zip(family.identity())
-            .map(|(known, (setting, value))| (setting, &**known, value));
-        settings.find(|(_, known, value)| known != value)
+            .map(|(known, (setting, value))| (setting, &**known, value))
+            .find(|(_, known, value)| known != value)
     }
 
     /// Refuses a family that differs in its identity, or that is not in use.
@@ -68,8 +67,8 @@ impl Known {
         Err(Error::mismatch(format!("{family}: {what}")))
     }
 
-    fn registered(self, family: Family) -> Registered {
-        Registered {
+    fn registered(self, family: Family) -> Registration {
+        Registration {
             family,
             number: self.number,
             database: self.database,
@@ -108,8 +107,8 @@ pub fn holder_of(number: &str, lock: &str) -> String {
 }
 
 /// Returns whether that is the holder which this process knows under the family's number.
-pub fn is_holder(registered: &Registered, holder: &[u8]) -> bool {
-    let Registered {
+pub fn is_holder(registered: &Registration, holder: &[u8]) -> bool {
+    let Registration {
         family, database, ..
     } = registered;
     let [(_, kind), _, _, _, (_, table), _] = family.identity();
@@ -117,7 +116,7 @@ pub fn is_holder(registered: &Registered, holder: &[u8]) -> bool {
 }
 
 /// Returns the error for a family that the database does not have under its number.
-pub fn not_registered(Registered { family, number, .. }: &Registered) -> sqlx::Error {
+pub fn not_registered(Registration { family, number, .. }: &Registration) -> sqlx::Error {
     let why = "it was removed or registered anew, its number of partitions was changed, or the database lost its registration";
     let what = format!("{family} is not registered as number {number}: {why}");
     fault::from_own(Error::mismatch(what))
@@ -127,15 +126,15 @@ pub fn not_registered(Registered { family, number, .. }: &Registered) -> sqlx::E
 /// otherwise locks its row against a removal.
 pub async fn refuse_unregistered(
     transaction: &mut Session,
-    registered: &Registered,
+    registered: &Registration,
     lock: &str,
 ) -> Result<(), sqlx::Error> {
-    // a process with a former number of partitions does not see all hits
-    let holder = Statement::new(holder_of("? AND f.partitions = ?", lock));
-    let holder = holder
+    // a process with a former number of partitions does not see all hits, so what it writes is
+    // refused
+    let select = Statement::new(holder_of("? AND f.partitions = ?", lock))
         .bind(registered.number)
         .bind(registered.family.partitions);
-    match transaction.fetch::<(Vec<u8>,)>(holder).await?.pop() {
+    match transaction.fetch::<(Vec<u8>,)>(select).await?.pop() {
         Some((holder,)) if is_holder(registered, &holder) => Ok(()),
         _ => Err(not_registered(registered)),
     }
@@ -143,33 +142,35 @@ pub async fn refuse_unregistered(
 
 /// Registers the family unless it is registered. One that was removed is registered anew, except
 /// `again`.
-pub async fn register(database: &Database, family: &Family, again: bool) -> Result<Registered> {
-    let known = database.read::<Known>(UNREAD, by_name(family, ""));
-    if let Some(known) = known
-        .await?
-        .pop()
-        .filter(|known| again || known.state != "removed")
+pub async fn register(database: &Database, family: &Family, again: bool) -> Result<Registration> {
+    let mut rows: Vec<FamilyRow> = database.read(UNREAD, by_name(family, "")).await?;
+    if let Some(known) = rows.pop()
+        && (again || known.state != "removed")
     {
         known.refuse_other(family)?;
         if known.settings == family.settings() {
             return Ok(known.registered(family.clone()));
         }
     }
-    let failed = format!("{family} was not registered");
-    let family = family.clone();
-    database.transact(failed, Register { family, again }).await
+    let register = RegistrationTransaction {
+        family: family.clone(),
+        again,
+    };
+    database
+        .transact(format!("{family} was not registered"), register)
+        .await
 }
 
 /// A transaction that writes a family's row, with the settings of this process.
-struct Register {
+struct RegistrationTransaction {
     family: Family,
     again: bool,
 }
 
-impl UnitOfWork for Register {
-    type Output = Registered;
+impl UnitOfWork for RegistrationTransaction {
+    type Output = Registration;
 
-    async fn run(&self, transaction: &mut Session) -> Result<Registered, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<Registration, sqlx::Error> {
         const FIRST: &str = "SELECT database_id FROM counterfoil_families ORDER BY number LIMIT 1";
         // a duplicate key is a conflict with another process, after which this one finds its row
         const INSERT: &str = "INSERT INTO counterfoil_families \
@@ -178,19 +179,20 @@ impl UnitOfWork for Register {
         const UPDATE: &str = "UPDATE counterfoil_families SET settings = ? WHERE number = ?";
         let family = &self.family;
         let locked = by_name(family, "FOR UPDATE");
-        let mut found = transaction.fetch::<Known>(locked.clone()).await?.pop();
+        let mut found = transaction.fetch::<FamilyRow>(locked.clone()).await?.pop();
         let write = match &found {
             None => {
-                // if two processes make an id at a time, it is harmless: only those of one family
-                // are compared
-                let id = transaction
-                    .fetch(Statement::new(FIRST))
-                    .await?
-                    .pop()
-                    .map_or_else(salt, |(id,)| Ok(id));
-                let insert = bind_name(Statement::new(INSERT), family).bind(family.settings());
-                let id = id.map_err(fault::from_own)?;
-                Some(bind_identity(insert.bind(id), family))
+                // Two processes that open the first families may each make an id for the database.
+                // That is harmless, because an id is only compared with that in the keys of the
+                // same family.
+                let id = match transaction.fetch(Statement::new(FIRST)).await?.pop() {
+                    Some((id,)) => id,
+                    None => random_name().map_err(fault::from_own)?,
+                };
+                let insert = bind_name(Statement::new(INSERT), family)
+                    .bind(family.settings())
+                    .bind(id);
+                Some(bind_identity(insert, family))
             }
             Some(known) if known.state == "removed" && !self.again => {
                 Some(configure(family, "state = 'removed'"))
@@ -204,8 +206,10 @@ impl UnitOfWork for Register {
         let known = found.ok_or(sqlx::Error::RowNotFound)?;
         known.refuse_other(family).map_err(fault::from_own)?;
         if known.settings != family.settings() {
-            let update = Statement::new(UPDATE).bind(family.settings());
-            transaction.execute(update.bind(known.number)).await?;
+            let update = Statement::new(UPDATE)
+                .bind(family.settings())
+                .bind(known.number);
+            transaction.execute(update).await?;
         }
         Ok(known.registered(family.clone()))
     }
@@ -250,35 +254,38 @@ fn configure(family: &Family, condition: &str) -> Statement {
     let update = Statement::new(format!(
         "UPDATE counterfoil_families SET state = 'used', settings = ?, kind = ?, partitions = ?, wide = ?, \
          durability = ?, target = ?, shape = ? WHERE namespace = ? AND name = ? AND {condition}"
-    ));
-    let update = bind_identity(update.bind(family.settings()), family);
-    bind_name(update, family)
+    ))
+    .bind(family.settings());
+    bind_name(bind_identity(update, family), family)
 }
 
 /// Returns all families, each with the settings of the process that opened it last, or the error in
 /// them.
-pub async fn list(database: &Database) -> Result<Vec<(String, Result<Registered>)>> {
-    let select = select(&format!("WHERE {NOT_REMOVED} ORDER BY number"));
-    let known = database.read::<Known>(UNREAD, select).await?;
-    let listed = known.into_iter().map(|known| {
-        let name = format!("{}/{}", known.namespace, known.name);
-        (name, registered(known))
-    });
-    Ok(listed.collect())
+pub async fn list(database: &Database) -> Result<Vec<(String, Result<Registration>)>> {
+    let all = select(&format!("WHERE {NOT_REMOVED} ORDER BY number"));
+    let rows: Vec<FamilyRow> = database.read(UNREAD, all).await?;
+    Ok(rows
+        .into_iter()
+        .map(|known| {
+            let name = format!("{}/{}", known.namespace, known.name);
+            (name, registered(known))
+        })
+        .collect())
 }
 
 /// Returns the family of this name, `NAMESPACE/FAMILY`.
-pub async fn find(database: &Database, name: &str) -> Result<Option<Registered>> {
-    let (namespace, name) = name.split_once('/').unwrap_or_default();
-    let condition = format!("WHERE namespace = ? AND name = ? AND {NOT_REMOVED}");
-    let select = select(&condition)
-        .bind(namespace.as_bytes())
-        .bind(name.as_bytes());
-    let known = database.read::<Known>(UNREAD, select).await?.pop();
-    known.map(registered).transpose()
+pub async fn find(database: &Database, full_name: &str) -> Result<Option<Registration>> {
+    let (namespace, name) = full_name.split_once('/').unwrap_or_default();
+    let by_name = select(&format!(
+        "WHERE namespace = ? AND name = ? AND {NOT_REMOVED}"
+    ))
+    .bind(namespace.as_bytes())
+    .bind(name.as_bytes());
+    let mut rows: Vec<FamilyRow> = database.read(UNREAD, by_name).await?;
+    rows.pop().map(registered).transpose()
 }
 
-fn registered(known: Known) -> Result<Registered> {
+fn registered(known: FamilyRow) -> Result<Registration> {
     let family = Family::from_settings(&known.namespace, &known.name, &known.settings)?;
     if let Some((setting, known, written)) = known.difference(&family) {
         return Err(Error::mismatch(format!(

@@ -8,8 +8,9 @@ use futures_util::future::{BoxFuture, Fuse, FusedFuture};
 use tokio::runtime::Handle;
 
 /// Runs a statement in the caller's own task, which saves a read two task switches. If the caller
-/// drops the future, a task finishes it: a query that is dropped half-way breaks its connection.
-/// Boxed, since an application's futures nest around it and rustc's recursion limit is 128.
+/// drops the future, a task finishes it, because the connection of a query that is dropped before
+/// its reply must be closed. It is boxed, since an application's futures nest around it and rustc's
+/// recursion limit is 128.
 pub fn in_place<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> InPlace<T> {
     InPlace(work.boxed().fuse())
 }

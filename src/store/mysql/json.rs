@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use serde::Serializer;
+
 /// The name of the JSON rows in a statement. No table of the application has this name.
 pub const INPUT: &str = "counterfoil_input";
 
@@ -26,14 +27,14 @@ pub const REASON: &str = "VARCHAR(8192) CHARACTER SET latin1";
 /// A value that does not fit fails the statement: the default, NULL, would lose it silently. MariaDB
 /// reads a row again for each column, up to that column, so use few columns, long ones last.
 pub fn table<N: Display>(columns: impl IntoIterator<Item = (N, &'static str)>) -> String {
-    let columns: String = columns
+    let definitions: String = columns
         .into_iter()
         .enumerate()
         .map(|(index, (name, kind))| {
             format!(", {name} {kind} PATH '$[{index}]' ERROR ON EMPTY ERROR ON ERROR")
         })
         .collect();
-    format!("JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY{columns})) AS {INPUT}")
+    format!("JSON_TABLE(?, '$[*]' COLUMNS(pos FOR ORDINALITY{definitions})) AS {INPUT}")
 }
 
 /// Returns [`table`] as a derived table, for locking reads: MySQL refuses to lock a JSON_TABLE
@@ -45,8 +46,8 @@ pub fn derived_table<N: Display>(columns: impl IntoIterator<Item = (N, &'static 
 /// Returns text as hexadecimal digits. The statement decodes them by `UNHEX`.
 pub fn hex(text: impl AsRef<[u8]>) -> String {
     const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-    let bytes = text.as_ref().iter();
-    bytes
+    text.as_ref()
+        .iter()
         .flat_map(|byte| [byte >> 4, byte & 15])
         .map(|digit| char::from(DIGITS[usize::from(digit)]))
         .collect()
@@ -54,11 +55,11 @@ pub fn hex(text: impl AsRef<[u8]>) -> String {
 
 /// Returns the text with these hexadecimal digits.
 pub fn unhex(digits: &str) -> Option<Vec<u8>> {
-    let pairs = digits.as_bytes().chunks(2).map(|pair| {
-        let pair = std::str::from_utf8(pair).ok()?;
-        u8::from_str_radix(pair, 16).ok()
-    });
-    pairs.collect()
+    digits
+        .as_bytes()
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect()
 }
 
 /// Serializes text as [`hex`] does.
@@ -76,11 +77,11 @@ pub fn serialize_hex<S: Serializer>(
 pub fn by_position<T>(rows: Vec<(u64, T)>, given: usize) -> Result<Vec<T>, sqlx::Error> {
     check_all(given, rows.len() as u64)?;
     let found: BTreeMap<_, _> = rows.into_iter().collect();
-    let is_complete = found.keys().copied().eq(1..=given as u64);
-    let rows = found.into_values().collect();
-    is_complete
-        .then_some(rows)
-        .ok_or_else(|| unexpected(given, 0))
+    if found.keys().copied().eq(1..=given as u64) {
+        Ok(found.into_values().collect())
+    } else {
+        Err(unexpected(given, 0))
+    }
 }
 
 /// Returns an error unless a statement concerned every row that it received.

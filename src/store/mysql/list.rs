@@ -4,13 +4,13 @@
 use sqlx::mysql::MySqlRow;
 use sqlx::{FromRow, Row};
 
-use super::MysqlStore;
 use super::json::hex;
 use super::lookup;
+use super::session::Database;
 use super::statement::Statement;
 use super::target::{self, Segment, StoredKey, Target};
 use crate::error::{Error, Result};
-use crate::store::Registered;
+use crate::store::Registration;
 
 /// The range of requested ids.
 struct Range<'p> {
@@ -27,21 +27,25 @@ struct Range<'p> {
 
 impl<'p> Range<'p> {
     /// Returns `None` if no id can be in the range.
-    fn new(family: &Registered, prefix: &'p str, after: Option<&str>) -> Option<Self> {
+    fn new(family: &Registration, prefix: &'p str, after: Option<&str>) -> Option<Self> {
         let (fixed, rest) = match &family.family.table {
             None => (vec![Segment::Number(family.number.0.into())], prefix),
             Some(table) => {
-                let mut given: Vec<_> = prefix.splitn(table.keys.len(), table.separator).collect();
-                let rest = given.pop().unwrap_or_default();
-                let fixed = given.into_iter().zip(&table.keys).map(|(text, (_, kind))| {
-                    kind.is_canonical(text).then(|| Segment::new(*kind, text))
-                });
-                (fixed.collect::<Option<_>>()?, rest)
+                let mut parts: Vec<_> = prefix.splitn(table.keys.len(), table.separator).collect();
+                let rest = parts.pop().unwrap_or_default();
+                let fixed: Option<_> = parts
+                    .into_iter()
+                    .zip(&table.keys)
+                    .map(|(text, (_, kind))| {
+                        kind.is_canonical(text).then(|| Segment::new(*kind, text))
+                    })
+                    .collect();
+                (fixed?, rest)
             }
         };
         let lead = &prefix[..prefix.len() - rest.len()];
         let from = match after {
-            // the next text in byte order
+            // `after` with a zero byte behind it is the next text in byte order
             Some(after) if after >= prefix => format!("{}\0", after.strip_prefix(lead)?),
             _ => rest.to_owned(),
         };
@@ -51,121 +55,116 @@ impl<'p> Range<'p> {
             // no overflow, since no byte of UTF-8 is 0xff
             [start @ .., last] => [start, &[last + 1]].concat(),
         };
-        let from = from.into_bytes();
         Some(Range {
             fixed,
             lead,
-            from,
+            from: from.into_bytes(),
             to,
         })
     }
 }
 
-/// Returns the SELECT of the rows with `fixed` leading columns, between two texts.
-fn select(target: &Target, fixed: usize, separator: char) -> Statement {
-    let (fixed, rest) = target.keys.split_at(fixed);
-    let rest = match rest {
+/// Returns the SELECT of the rows with `count` leading columns, between two texts.
+fn select(target: &Target, count: usize, separator: char) -> Statement {
+    let (fixed, others) = target.keys.split_at(count);
+    let rest = match others {
         [key] => key.bytes(),
         keys => {
-            let separator = format!(", X'{}', ", hex(separator.to_string()));
-            format!(
-                "CONCAT({})",
-                target::join(keys, &separator, StoredKey::bytes)
-            )
+            let between = format!(", X'{}', ", hex(separator.to_string()));
+            let texts = target::join(keys, &between, StoredKey::bytes);
+            format!("CONCAT({texts})")
         }
     };
-    let fixed: String = fixed.iter().map(|key| key.equals() + " AND ").collect();
+    let conditions: String = fixed.iter().map(|key| key.equals() + " AND ").collect();
     Statement::new(format!(
-        "SELECT {rest}, {} FROM {} AS t WHERE {fixed}{rest} >= ? AND {rest} < ? ORDER BY {rest} LIMIT ?",
+        "SELECT {rest}, {} FROM {} AS t WHERE {conditions}{rest} >= ? AND {rest} < ? ORDER BY {rest} LIMIT ?",
         target.digits, target.name
     ))
 }
 
-impl MysqlStore {
-    /// Returns up to `limit` ids that begin with `prefix` and come after `after`, with their values.
-    ///
-    /// The key columns whose segments the prefix gives in full are looked up. If a single VARBINARY
-    /// column is left, the statement reads a range of the index, no further than the limit. Otherwise
-    /// it builds the ids as text, filters and sorts them. That reads all rows with those leading
-    /// columns, or the whole table if the prefix gives none.
-    pub(super) async fn list_ids(
-        &self,
-        family: &Registered,
-        prefix: &str,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<(String, i64)>> {
-        let (mut found, target) = (Vec::new(), self.target(&family.family).await?);
-        let Some(mut range) = Range::new(family, prefix, after) else {
-            return Ok(found);
-        };
-        let select = select(&target, range.fixed.len(), family.family.separator());
-        let select = target::bind(select, range.fixed);
-        while found.len() < limit {
-            let want = limit - found.len();
-            let page = select.clone().bind(&range.from).bind(&range.to);
-            let rows: Vec<(Vec<u8>, String)> = self
-                .primary
-                .read("counters were not listed", page.bind(want as u64))
-                .await?;
-            let is_last = rows.len() < want;
-            for (rest, digits) in rows {
-                // skips a row whose columns spell no valid id, such as the day 0000-00-00
-                if let Ok(rest) = std::str::from_utf8(&rest)
-                    && let id = format!("{}{rest}", range.lead)
-                    && family.family.check_id(&id).is_ok()
-                {
-                    let value = lookup::value(family, &id, &digits)?;
-                    found.push((id, value));
-                }
-                range.from = rest;
-                range.from.push(0);
+/// Returns up to `limit` ids that begin with `prefix` and come after `after`, with their values.
+///
+/// The key columns whose segments the prefix gives in full are looked up. If a single VARBINARY
+/// column is left, the statement reads a range of the index, no further than the limit. Otherwise it
+/// builds the ids as text, filters and sorts them. That reads all rows with those leading columns, or
+/// the whole table if the prefix gives none.
+pub async fn ids_with_prefix(
+    database: &Database,
+    target: &Target,
+    family: &Registration,
+    prefix: &str,
+    after: Option<&str>,
+    limit: usize,
+) -> Result<Vec<(String, i64)>> {
+    let mut found = Vec::new();
+    let Some(mut range) = Range::new(family, prefix, after) else {
+        return Ok(found);
+    };
+    let of_columns = select(target, range.fixed.len(), family.family.separator());
+    let select = target::bind(of_columns, range.fixed);
+    while found.len() < limit {
+        let want = limit - found.len();
+        let page = select.clone().bind(&range.from).bind(&range.to);
+        let rows: Vec<(Vec<u8>, String)> = database
+            .read("counters were not listed", page.bind(want as u64))
+            .await?;
+        let is_last = rows.len() < want;
+        for (rest, digits) in rows {
+            // skips a row whose columns spell no valid id, such as the day 0000-00-00
+            if let Ok(text) = std::str::from_utf8(&rest)
+                && let id = format!("{}{text}", range.lead)
+                && family.family.check_id(&id).is_ok()
+            {
+                let value = lookup::value(family, &id, &digits)?;
+                found.push((id, value));
             }
-            if is_last {
-                break;
-            }
+            range.from = rest;
+            range.from.push(0);
         }
-        Ok(found)
+        if is_last {
+            break;
+        }
     }
+    Ok(found)
+}
 
-    /// Returns up to `limit` ids of the family's counters that come after `after` in the order of
-    /// the key columns. It reads a range of the key, however many ids come before.
-    pub(crate) async fn ids_after(
-        &self,
-        family: &Registered,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<IdPage> {
-        let target = self.target(&family.family).await?;
-        let keys = target.id_keys();
-        let columns: Vec<_> = keys.iter().map(|key| key.column.clone()).collect();
-        let of_family = match family.family.table {
-            None => format!("family = {}", family.number),
-            Some(_) => "TRUE".to_owned(),
-        };
-        let after = page_start(family, after)?;
-        let select = Statement::new(format!(
-            "SELECT {} FROM {} WHERE {of_family}{} ORDER BY {} LIMIT ?",
-            target::join(keys, ", ", |key| key.bytes_of(&key.column)),
-            target.name,
-            is_after(keys, &columns, &after, false),
-            columns.join(", "),
-        ));
-        let select = bind_after(select, keys, &after, false).bind(limit as u64);
-        let rows = self.primary.read("ids were not listed", select).await?;
-        IdPage::new(family, rows, limit)
-    }
+/// Returns up to `limit` ids of the family's counters that come after `after` in the order of the key
+/// columns. It reads a range of the key, however many ids come before.
+pub async fn ids_after(
+    database: &Database,
+    target: &Target,
+    family: &Registration,
+    after: Option<&str>,
+    limit: usize,
+) -> Result<IdPage> {
+    let keys = target.id_keys();
+    let columns: Vec<_> = keys.iter().map(|key| key.column.clone()).collect();
+    let of_family = match family.family.table {
+        None => format!("family = {}", family.number),
+        Some(_) => "TRUE".to_owned(),
+    };
+    let start = page_start(family, after)?;
+    let select = Statement::new(format!(
+        "SELECT {} FROM {} WHERE {of_family}{} ORDER BY {} LIMIT ?",
+        target::join(keys, ", ", |key| key.bytes_of(&key.column)),
+        target.name,
+        condition_after(keys, &columns, &start, false),
+        columns.join(", "),
+    ));
+    let page = bind_after(select, keys, &start, false).bind(limit as u64);
+    let rows = database.read("ids were not listed", page).await?;
+    IdPage::new(family, rows, limit)
 }
 
 /// Returns the key of the id after which a page begins, or none for the first page.
-pub fn page_start<'id>(family: &Registered, id: Option<&'id str>) -> Result<Vec<Segment<'id>>> {
+pub fn page_start<'id>(family: &Registration, id: Option<&'id str>) -> Result<Vec<Segment<'id>>> {
     id.map(|id| target::segments(family, id).map_err(Error::invalid))
         .unwrap_or(Ok(Vec::new()))
 }
 
 /// Returns the condition that a row comes after a key, in the order of these columns. It begins with
 /// AND; for the first page it is empty. [`bind_after`] binds its parameters.
-pub fn is_after(
+pub fn condition_after(
     keys: &[StoredKey],
     columns: &[String],
     after: &[Segment<'_>],
@@ -175,7 +174,7 @@ pub fn is_after(
         return String::new();
     }
     let parameters: Vec<_> = keys.iter().map(|key| key.parameter(as_text)).collect();
-    // the comparison of rows uses no index, and that of the first column does
+    // a comparison of whole keys uses no index, and the one of the first column does
     format!(
         " AND {} >= {} AND ({}) > ({})",
         columns[0],
@@ -185,7 +184,7 @@ pub fn is_after(
     )
 }
 
-/// Binds the parameters of [`is_after`]: the first column of the key, then all of it.
+/// Binds the parameters of [`condition_after`]: the first column of the key, then all of it.
 pub fn bind_after(
     select: Statement,
     keys: &[StoredKey],
@@ -210,7 +209,7 @@ pub(crate) struct IdPage {
 impl IdPage {
     /// Reads the ids of the rows of a page, and skips those that the family cannot have. A page of
     /// `limit` rows or more may have a next one.
-    pub fn new(family: &Registered, rows: Vec<Columns>, limit: usize) -> Result<Self> {
+    pub fn new(family: &Registration, rows: Vec<Columns>, limit: usize) -> Result<Self> {
         let is_full = rows.len() >= limit;
         let ids: Vec<_> = rows
             .into_iter()
@@ -241,12 +240,10 @@ impl FromRow<'_, MySqlRow> for Columns {
 
 impl Columns {
     /// Returns the id that the first columns spell, or `None` if they are not text.
-    pub fn id(self, family: &Registered) -> Option<String> {
+    pub fn id(self, family: &Registration) -> Option<String> {
         let table = family.family.table.as_ref();
-        let keys = self
-            .0
-            .into_iter()
-            .take(table.map_or(1, |table| table.keys.len()));
+        let count = table.map_or(1, |table| table.keys.len());
+        let keys = self.0.into_iter().take(count);
         let segments: Option<Vec<_>> = keys.map(|key| String::from_utf8(key?).ok()).collect();
         Some(segments?.join(&family.family.separator().to_string()))
     }

@@ -2,6 +2,7 @@
 
 mod add;
 mod apply;
+mod check;
 mod deletion;
 mod families;
 pub(crate) mod fault;
@@ -10,12 +11,14 @@ mod json;
 mod ledger;
 mod list;
 mod lookup;
+mod operations;
 pub(crate) mod options;
 mod overview;
 mod recount;
 mod rejects;
 pub(crate) mod schema;
 pub(crate) mod session;
+mod set_backs;
 mod shape;
 mod source;
 pub(crate) mod statement;
@@ -29,14 +32,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use moka::future::Cache;
 
-pub use self::deletion::Purged;
+pub use self::deletion::PurgeSummary;
 pub(crate) use self::list::IdPage;
 use self::options::IntoMysqlOptions;
 pub use self::overview::{Overview, RecountRun};
-pub(crate) use self::recount::{Begin, Begun, Cursor, Drifted, RunState};
+pub(crate) use self::recount::{BeginAttempt, Cursor, Deviation, RunStart, RunState};
 pub use self::recount::{Drift, Run};
-pub use self::rejects::{Reject, Retried};
+pub use self::rejects::{Reject, RetrySummary};
 use self::session::Database;
+pub use self::set_backs::{Loss, SetBack};
 use self::shape::Shape;
 pub use self::source::{Rows, Source};
 use self::target::Target;
@@ -44,8 +48,8 @@ use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::family::table::Table;
 use crate::store::{
-    Applied, Batch, Columns, FamilyNumber, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot,
-    Store,
+    ApplyReply, Batch, Columns, DroppedHits, FamilyNumber, Incarnation, LedgerRow, ReadFrom,
+    Registration, Snapshot, Store,
 };
 
 /// A [`Store`] in MySQL (8.0.4 or later) or MariaDB (10.6 or later). Clones share one store.
@@ -66,7 +70,7 @@ use crate::store::{
 /// ```
 #[derive(Clone)]
 pub struct MysqlStore {
-    pub(crate) primary: Database,
+    primary: Database,
     pub(crate) replica: Option<Database>,
     targets: Targets,
     /// `true` if missing tables of counterfoil's own are created before the first query for
@@ -134,13 +138,23 @@ impl MysqlStore {
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, or options that name
     /// another database, or none.
     pub fn set_connect_options(&self, options: impl IntoMysqlOptions) -> Result<()> {
-        let options = options::with_database(options)?;
+        let replacement = options::with_database(options)?;
         let pool = &self.primary.pool;
-        if options.get_database() != pool.connect_options().get_database() {
+        if replacement.get_database() != pool.connect_options().get_database() {
             return Err(Error::invalid("a store stays in one database"));
         }
-        pool.set_connect_options(options);
+        pool.set_connect_options(replacement);
         Ok(())
+    }
+
+    /// Sets about how many rejects are kept, of all families together. Defaults to a million. If there
+    /// are as many, a refused delta of an id without a reject is lost and counted in
+    /// [`REJECTS_LOST`](crate::metrics::REJECTS_LOST), and [`check`](crate::Counterfoil::check) reports
+    /// an error.
+    #[must_use]
+    pub fn max_rejects(mut self, most: u64) -> Self {
+        self.max_rejects = Arc::new(rejects::Limit::new(most));
+        self
     }
 
     /// Returns the pool, for tests.
@@ -211,15 +225,15 @@ impl MysqlStore {
         Ok(())
     }
 
-    async fn register_with(&self, family: &Family, again: bool) -> Result<Registered> {
+    async fn register_with(&self, family: &Family, again: bool) -> Result<Registration> {
         self.ensure_tables().await?;
         let columns = self.columns(family).await?;
         family.check_bounds(columns.as_deref())?;
         if family.is_cached() {
-            self.leave_replica().await?;
+            lookup::leave_replica(&self.primary).await?;
         }
         let registered = families::register(&self.primary, family, again).await?;
-        Ok(Registered {
+        Ok(Registration {
             columns,
             ..registered
         })
@@ -228,9 +242,11 @@ impl MysqlStore {
     /// Returns the number of statements that this store and its clones have sent, as the server
     /// counts them.
     pub fn statements(&self) -> u64 {
-        let databases = [Some(&self.primary), self.replica.as_ref()];
-        let sent = databases.into_iter().flatten().map(|one| &one.sent);
-        sent.map(|sent| sent.load(Ordering::Relaxed)).sum()
+        [Some(&self.primary), self.replica.as_ref()]
+            .into_iter()
+            .flatten()
+            .map(|database| database.sent.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// Returns the table of the family's values as it is defined now.
@@ -241,17 +257,15 @@ impl MysqlStore {
 
     /// Returns the table of the family's values. Its definition may be some seconds old.
     pub(crate) async fn target(&self, family: &Family) -> Result<Arc<Target>> {
-        let learn = async {
-            let target = match &family.table {
-                Some(table) => {
-                    Target::new(table, &Shape::learn(&self.primary, table).await?, false)
-                }
-                None => Target::own(),
-            };
-            Ok(Arc::new(target))
-        };
         self.targets
-            .try_get_with_by_ref(&family.table, learn)
+            .try_get_with_by_ref(&family.table, async {
+                Ok(Arc::new(match &family.table {
+                    Some(table) => {
+                        Target::new(table, &Shape::learn(&self.primary, table).await?, false)
+                    }
+                    None => Target::own(),
+                }))
+            })
             .await
             .map_err(|error: Arc<Error>| (*error).clone())
     }
@@ -267,11 +281,11 @@ impl fmt::Debug for MysqlStore {
 
 #[async_trait]
 impl Store for MysqlStore {
-    async fn register(&self, family: &Family) -> Result<Registered> {
+    async fn register(&self, family: &Family) -> Result<Registration> {
         self.register_with(family, false).await
     }
 
-    async fn register_again(&self, known: &Registered) -> Result<Registered> {
+    async fn register_again(&self, known: &Registration) -> Result<Registration> {
         self.register_with(&known.family, true).await
     }
 
@@ -279,14 +293,14 @@ impl Store for MysqlStore {
         Ok(self.target(family).await?.definition.clone())
     }
 
-    async fn families(&self) -> Result<Vec<(String, Result<Registered>)>> {
+    async fn families(&self) -> Result<Vec<(String, Result<Registration>)>> {
         if self.creates_tables {
             self.ensure_tables().await?;
         }
         families::list(&self.primary).await
     }
 
-    async fn find(&self, name: &str) -> Result<Option<Registered>> {
+    async fn find(&self, name: &str) -> Result<Option<Registration>> {
         if self.creates_tables {
             self.ensure_tables().await?;
         }
@@ -298,7 +312,7 @@ impl Store for MysqlStore {
         families::reconfigure(&self.primary, before, after).await
     }
 
-    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
+    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<ApplyReply> {
         apply::apply(self, batches, max_rows).await
     }
 
@@ -306,9 +320,13 @@ impl Store for MysqlStore {
         ledger::read(&self.primary, families).await
     }
 
+    async fn record_dropped(&self, dropped: &DroppedHits) -> Result<()> {
+        ledger::record_dropped(&self.primary, dropped).await
+    }
+
     async fn read(
         &self,
-        family: &Registered,
+        family: &Registration,
         ids: &[&str],
         ledger: &[(u32, Incarnation)],
         from: ReadFrom,
@@ -318,22 +336,25 @@ impl Store for MysqlStore {
             ReadFrom::Nearest => replica.unwrap_or(&self.primary),
             ReadFrom::Primary => &self.primary,
         };
-        self.look_up(database, family, ids, ledger, false).await
+        let target = self.target(&family.family).await?;
+        lookup::read(database, &target, family, ids, ledger, false).await
     }
 
     async fn list(
         &self,
-        family: &Registered,
+        family: &Registration,
         prefix: &str,
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<(String, i64)>> {
-        self.list_ids(family, prefix, after, limit).await
+        let target = self.target(&family.family).await?;
+        list::ids_with_prefix(&self.primary, &target, family, prefix, after, limit).await
     }
 
-    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        let snapshot = self.look_up(&self.primary, family, ids, &[], true);
-        Ok(snapshot.await?.values)
+    async fn rows(&self, family: &Registration, ids: &[&str]) -> Result<Vec<Option<i64>>> {
+        let target = self.target(&family.family).await?;
+        let snapshot = lookup::read(&self.primary, &target, family, ids, &[], true).await?;
+        Ok(snapshot.values)
     }
 
     fn as_mysql(&self) -> Option<&MysqlStore> {

@@ -1,7 +1,9 @@
 //! Descriptions of a connection to a database: a URL, options of sqlx, or those of a pool.
 
+use std::net::IpAddr;
+
 use sqlx::MySqlPool;
-use sqlx::mysql::MySqlConnectOptions;
+use sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 
 use crate::error::{Error, Result};
 
@@ -9,7 +11,9 @@ use crate::error::{Error, Result};
 ///
 /// - a URL, `mysql://user:password@host/database?ssl-mode=VERIFY_IDENTITY`. sqlx ignores parameters
 ///   that it does not know, and a misspelled `ssl-mode` would leave a connection without TLS: here
-///   they are an error. The error does not contain the URL, which may have a password.
+///   they are an error. The error does not contain the URL, which may have a password. A server on
+///   another machine needs TLS unless the URL has `ssl-mode`: sqlx sends the password in clear if
+///   the server asks for that, or an attacker that poses as it.
 /// - [`MySqlConnectOptions`] of sqlx
 /// - a pool of the application, whose options are used. Its connections and hooks are not.
 ///
@@ -59,13 +63,17 @@ impl IntoMysqlOptions for &str {
         if !self.starts_with("mysql://") && !self.starts_with("mariadb://") {
             return Err(Error::invalid("the database's URL is not mysql://"));
         }
-        let options = self.parse().map_err(|error: sqlx::Error| {
+        let parsed = self.parse().map_err(|error: sqlx::Error| {
             Error::invalid("invalid database URL").with_source(error)
         })?;
         if let Some(name) = parameters(self).find(|name| !PARAMETERS.contains(name)) {
             return Err(unknown_parameter(name));
         }
-        let options = without_brackets(options);
+        let mut options = without_brackets(parsed);
+        let states_tls = parameters(self).any(|name| ["ssl-mode", "sslmode"].contains(&name));
+        if !states_tls && options.get_socket().is_none() && !is_loopback(options.get_host()) {
+            options = options.ssl_mode(MySqlSslMode::Required);
+        }
         if parameters(self).any(|name| name == "statement-cache-capacity") {
             Ok(options)
         } else {
@@ -91,8 +99,9 @@ const PARAMETERS: [&str; 12] = [
 ];
 
 /// The number of statements that stay prepared in a session, enough for 60 families with tables of
-/// their own. Each further one ends another, and over TCP the next one waits 40 ms for that, because
-/// sqlx 0.9.0 does not set TCP_NODELAY. A server keeps 16,382 by default, of all sessions.
+/// their own. Each further one closes another. Over TCP the statement after that waits 40 ms,
+/// because sqlx 0.9.0 does not set TCP_NODELAY. By default a server keeps 16,382 statements of all
+/// sessions together.
 const STATEMENTS: usize = 500;
 
 /// Removes the brackets of an IPv6 address, with which sqlx would look for a host of that name.
@@ -101,12 +110,26 @@ fn without_brackets(options: MySqlConnectOptions) -> MySqlConnectOptions {
     options.host(&host)
 }
 
+/// Returns whether connections to the host stay on this machine.
+pub fn is_loopback(host: &str) -> bool {
+    let name = host.trim_matches(['[', ']']);
+    name == "localhost"
+        || name.ends_with(".localhost")
+        || name
+            .parse::<IpAddr>()
+            .is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
 /// Returns the names of the parameters in a URL.
 fn parameters(url: &str) -> impl Iterator<Item = &str> {
-    let url = url.split('#').next().unwrap_or_default();
-    let query = url.split_once('?').map_or("", |(_, query)| query);
-    let names = query.split('&').filter_map(|part| part.split('=').next());
-    names.filter(|name| !name.is_empty())
+    let (without_fragment, _) = url.split_once('#').unwrap_or((url, ""));
+    let query = without_fragment
+        .split_once('?')
+        .map_or("", |(_, query)| query);
+    query
+        .split('&')
+        .filter_map(|part| part.split('=').next())
+        .filter(|name| !name.is_empty())
 }
 
 fn unknown_parameter(name: &str) -> Error {
@@ -121,11 +144,11 @@ fn unknown_parameter(name: &str) -> Error {
 
 /// Returns the options, which must name a database.
 pub fn with_database(options: impl IntoMysqlOptions) -> Result<MySqlConnectOptions> {
-    let options = options.into_mysql_options()?;
-    if options.get_database().is_none() {
+    let parsed = options.into_mysql_options()?;
+    if parsed.get_database().is_none() {
         let what =
             "the database's URL or options name no database: mysql://user:password@host/DATABASE";
         return Err(Error::invalid(what));
     }
-    Ok(options)
+    Ok(parsed)
 }

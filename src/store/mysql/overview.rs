@@ -2,8 +2,11 @@
 
 use std::time::SystemTime;
 
-use super::MysqlStore;
+use sqlx::mysql::MySqlRow;
+use sqlx::{FromRow, Row};
+
 use super::families::NOT_REMOVED;
+use super::session::Database;
 use super::statement::{Statement, text, time, unix_ms};
 use crate::error::Result;
 
@@ -27,7 +30,7 @@ pub struct Overview {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecountRun {
-    /// The number of the run within the family, as [`MysqlStore::drift`] takes it.
+    /// The number of the run within the family, as [`MysqlStore::drift`](super::MysqlStore::drift) takes it.
     pub run: u64,
     /// The number of counters that were compared with their rows.
     pub checked: u64,
@@ -41,60 +44,46 @@ pub struct RecountRun {
     pub finished: Option<SystemTime>,
 }
 
-impl MysqlStore {
-    /// Returns the state of every registered family, in the order of registration, by one statement
-    /// for any number of families.
-    ///
-    /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    pub async fn overview(&self) -> Result<Vec<Overview>> {
-        let select = Statement::new(format!(
-            "SELECT f.namespace, f.name, \
-             (SELECT MAX({}) FROM counterfoil_ledger AS l WHERE l.family = f.number), \
-             (SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects AS o WHERE o.family = f.number), \
-             r.run, r.checked, r.drifted, {}, {}, {} \
-             FROM counterfoil_families AS f LEFT JOIN counterfoil_recounts AS r ON r.family = f.number \
-             AND r.run = (SELECT MAX(run) FROM counterfoil_recounts AS a WHERE a.family = f.number) \
-             WHERE {NOT_REMOVED} ORDER BY f.number",
-            unix_ms("l.applied_at"),
-            unix_ms("r.started_at"),
-            unix_ms("r.touched_at"),
-            unix_ms("r.finished_at")
-        ));
-        let rows = self.primary.read("the overview was not read", select);
-        let overview = |(
-            namespace,
-            family,
-            saved,
-            rejects,
-            run,
-            checked,
-            drifted,
-            started,
-            touched,
-            finished,
-        )| {
-            let [saved, run, checked, drifted]: [Option<u64>; 4] = [saved, run, checked, drifted];
-            let [started, touched, finished] =
-                [started, touched, finished].map(|at: Option<u64>| at.map(time));
-            let recount = || {
-                Some(RecountRun {
-                    run: run?,
-                    checked: checked?,
-                    drifted: drifted?,
-                    started: started?,
-                    touched: touched?,
-                    finished,
-                })
-            };
-            Overview {
-                namespace: text(namespace),
-                family: text(family),
-                last_saved: saved.map(time),
-                rejects,
-                recount: recount(),
-            }
-        };
-        Ok(rows.await?.into_iter().map(overview).collect())
+/// Reads the state of every registered family, in the order of registration.
+pub async fn read(database: &Database) -> Result<Vec<Overview>> {
+    let select = Statement::new(format!(
+        "SELECT f.namespace, f.name, \
+         (SELECT MAX({}) FROM counterfoil_ledger AS l WHERE l.family = f.number), \
+         (SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects AS o WHERE o.family = f.number), \
+         r.run, r.checked, r.drifted, {}, {}, {} \
+         FROM counterfoil_families AS f LEFT JOIN counterfoil_recounts AS r ON r.family = f.number \
+         AND r.run = (SELECT MAX(run) FROM counterfoil_recounts AS a WHERE a.family = f.number) \
+         WHERE {NOT_REMOVED} ORDER BY f.number",
+        unix_ms("l.applied_at"),
+        unix_ms("r.started_at"),
+        unix_ms("r.touched_at"),
+        unix_ms("r.finished_at")
+    ));
+    let rows: Vec<OverviewRow> = database.read("the overview was not read", select).await?;
+    Ok(rows.into_iter().map(|OverviewRow(state)| state).collect())
+}
+
+/// A row of the statement of [`read`].
+struct OverviewRow(Overview);
+
+impl FromRow<'_, MySqlRow> for OverviewRow {
+    fn from_row(row: &MySqlRow) -> Result<Self, sqlx::Error> {
+        Ok(OverviewRow(Overview {
+            namespace: text(row.try_get(0)?),
+            family: text(row.try_get(1)?),
+            last_saved: row.try_get::<Option<u64>, _>(2)?.map(time),
+            rejects: row.try_get(3)?,
+            recount: match row.try_get(4)? {
+                None => None,
+                Some(run) => Some(RecountRun {
+                    run,
+                    checked: row.try_get(5)?,
+                    drifted: row.try_get(6)?,
+                    started: time(row.try_get(7)?),
+                    touched: time(row.try_get(8)?),
+                    finished: row.try_get::<Option<u64>, _>(9)?.map(time),
+                }),
+            },
+        }))
     }
 }

@@ -10,12 +10,12 @@ use super::add::{self, Refused};
 use super::families;
 use super::json::{self, I64, ID, INPUT, hex};
 use super::rejects;
-use super::session::{Session, UnitOfWork};
+use super::session::{Database, Session, UnitOfWork};
 use super::statement::{Statement, of_table, text, time, unix_ms};
 use super::target::Target;
 use crate::error::Result;
 use crate::family::Family;
-use crate::store::{FamilyNumber, Registered};
+use crate::store::{FamilyNumber, Registration};
 use crate::testing::ablation::{self, Guard};
 
 /// A run of a recount that this process works on.
@@ -51,7 +51,7 @@ pub struct Cursor {
 
 /// The result of an attempt to begin a run.
 #[derive(Debug)]
-pub enum Begun {
+pub enum RunStart {
     Run(Run),
     /// Another process works on the run.
     Held,
@@ -61,7 +61,7 @@ pub enum Begun {
 
 /// An id whose counter differs from its rows, with the correction.
 #[derive(Clone, Debug)]
-pub struct Drifted {
+pub struct Deviation {
     pub id: String,
     pub before: i64,
     pub rows: i64,
@@ -95,35 +95,30 @@ pub struct Drift {
 /// The condition of a row of `counterfoil_drift` that is a drift, and not a note that rejects were taken.
 const IS_DRIFT: &str = "(d.value_before <> d.row_count OR d.value_after <> d.row_count)";
 
-impl MysqlStore {
-    /// Returns up to `limit` counters that a run of the family found different from their rows,
-    /// ascending by id, after `after`. `run` is the number from
-    /// [`Recounted`](crate::recount::Recounted). They stay until they are [purged](Self::purge).
-    ///
-    /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    pub async fn drift(
-        &self,
-        family: &Family,
-        run: u64,
-        after: Option<&str>,
-        limit: u64,
-    ) -> Result<Vec<Drift>> {
-        let select = Statement::new(format!(
-            "SELECT id, value_before, row_count, value_after, delta, note, {} FROM counterfoil_drift AS d \
-             WHERE family = (SELECT number FROM counterfoil_families WHERE namespace = ? AND name = ?) \
-             AND run = ? AND id > ? AND {IS_DRIFT} ORDER BY id LIMIT ?",
-            unix_ms("found_at")
-        ));
-        let after = after.unwrap_or_default().as_bytes();
-        let select = select
-            .bind(family.namespace.as_bytes())
-            .bind(family.name.as_bytes())
-            .bind(run)
-            .bind(after)
-            .bind(limit);
-        let rows = self.primary.read("drift was not read", select).await?;
-        let drift = |(id, before, rows, after, delta, note, at)| Drift {
+/// Reads up to `limit` counters that a run of the family found different from their rows, ascending by
+/// id, after `after`.
+pub async fn drift(
+    database: &Database,
+    family: &Family,
+    run: u64,
+    after: Option<&str>,
+    limit: u64,
+) -> Result<Vec<Drift>> {
+    let select = Statement::new(format!(
+        "SELECT id, value_before, row_count, value_after, delta, note, {} FROM counterfoil_drift AS d \
+         WHERE family = (SELECT number FROM counterfoil_families WHERE namespace = ? AND name = ?) \
+         AND run = ? AND id > ? AND {IS_DRIFT} ORDER BY id LIMIT ?",
+        unix_ms("found_at")
+    ))
+    .bind(family.namespace.as_bytes())
+    .bind(family.name.as_bytes())
+    .bind(run)
+    .bind(after.unwrap_or_default().as_bytes())
+    .bind(limit);
+    let rows = database.read("drift was not read", select).await?;
+    Ok(rows
+        .into_iter()
+        .map(|(id, before, rows, after, delta, note, at)| Drift {
             id: text(id),
             before,
             rows,
@@ -131,93 +126,91 @@ impl MysqlStore {
             delta,
             note,
             at: time(at),
-        };
-        Ok(rows.into_iter().map(drift).collect())
-    }
+        })
+        .collect())
+}
 
-    /// Begins a run, or takes over one that no process has touched for a while.
-    pub(crate) async fn begin_recount(&self, begin: Begin) -> Result<Begun> {
-        self.primary
-            .transact("a recount was not begun", begin)
-            .await
-    }
+/// Begins a run, or takes over one that no process has touched for a while.
+pub async fn begin(database: &Database, begin: BeginAttempt) -> Result<RunStart> {
+    database.transact("a recount was not begun", begin).await
+}
 
-    /// Records the progress of the run and its state. Returns `false` if the run is over for this
-    /// holder.
-    pub(crate) async fn save_recount(&self, run: &Run, state: RunState) -> Result<bool> {
-        const UPDATE: &str = "UPDATE counterfoil_recounts \
-             SET from_source = ?, last_id = ?, checked = ?, drifted = ?, touched_at = CURRENT_TIMESTAMP(3), \
-             holder = IF(?, holder, 0), finished_at = IF(?, CURRENT_TIMESTAMP(3), NULL) \
-             WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
-        let update = Statement::new(UPDATE)
-            .bind(run.at.from_source)
-            .bind(run.at.after.as_ref().map(|id| id.as_bytes()))
-            .bind(run.checked)
-            .bind(run.drifted)
-            .bind(state == RunState::Held)
-            .bind(state == RunState::Finished)
-            .bind(run.family)
-            .bind(run.number)
-            .bind(run.holder);
-        // sqlx asks the server for rows found
-        let updated = self
-            .primary
-            .transact("a recount's run was not written", update);
-        Ok(updated.await? == 1)
-    }
+/// Records the progress of the run and its state. Returns `false` if the run is over for this holder.
+pub async fn save(database: &Database, run: &Run, state: RunState) -> Result<bool> {
+    const UPDATE: &str = "UPDATE counterfoil_recounts \
+         SET from_source = ?, last_id = ?, checked = ?, drifted = ?, touched_at = CURRENT_TIMESTAMP(3), \
+         holder = IF(?, holder, 0), finished_at = IF(?, CURRENT_TIMESTAMP(3), NULL) \
+         WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
+    let update = Statement::new(UPDATE)
+        .bind(run.at.from_source)
+        .bind(run.at.after.as_ref().map(|id| id.as_bytes()))
+        .bind(run.checked)
+        .bind(run.drifted)
+        .bind(state == RunState::Held)
+        .bind(state == RunState::Finished)
+        .bind(run.family)
+        .bind(run.number)
+        .bind(run.holder);
+    // sqlx asks the server to count the rows found, also those that do not change
+    let found = database
+        .transact("a recount's run was not written", update)
+        .await?;
+    Ok(found == 1)
+}
 
-    /// Returns when the family's last finished run ended; `None` if there is none.
-    pub(crate) async fn recounted_at(&self, family: &Registered) -> Result<Option<SystemTime>> {
-        let select = Statement::new(format!(
-            "SELECT MAX({}) FROM counterfoil_recounts WHERE family = ?",
-            unix_ms("finished_at")
-        ))
-        .bind(family.number);
-        let finished = self.primary.read_one("recounts were not read", select);
-        let (finished,): (Option<u64>,) = finished.await?;
-        Ok(finished.map(time))
-    }
+/// Returns when the family's last finished run ended; `None` if there is none.
+pub async fn last_finished(
+    database: &Database,
+    family: &Registration,
+) -> Result<Option<SystemTime>> {
+    let select = Statement::new(format!(
+        "SELECT MAX({}) FROM counterfoil_recounts WHERE family = ?",
+        unix_ms("finished_at")
+    ))
+    .bind(family.number);
+    let (finished,): (Option<u64>,) = database.read_one("recounts were not read", select).await?;
+    Ok(finished.map(time))
+}
 
-    /// Returns the approximate number of the family's counters.
-    pub(crate) async fn about_counters(&self, family: &Registered) -> Result<u64> {
-        const OWN: &str =
-            "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_values WHERE family = ?";
-        const TABLE: &str = "CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED)";
-        let select = match &family.family.table {
-            None => Statement::new(OWN).bind(family.number),
-            Some(table) => of_table(TABLE, "TABLES", &table.name),
-        };
-        let number = self.primary.read_one("counters were not counted", select);
-        let (number,) = number.await?;
-        Ok(number)
-    }
+/// Returns the approximate number of the family's counters.
+pub async fn about_counters(database: &Database, family: &Registration) -> Result<u64> {
+    const OWN: &str = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_values WHERE family = ?";
+    const TABLE: &str = "CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED)";
+    let select = match &family.family.table {
+        None => Statement::new(OWN).bind(family.number),
+        Some(table) => of_table(TABLE, "TABLES", &table.name),
+    };
+    let (number,) = database
+        .read_one("counters were not counted", select)
+        .await?;
+    Ok(number)
+}
 
-    /// Corrects the drifted counters and records them, each id once per run. Leaves out counters
-    /// that have rejects, or had some that were taken since the run began. Returns those that the
-    /// run has recorded, now or before: the commit may have had no reply. Does nothing and returns
-    /// `None` if the run is over for this holder.
-    pub(crate) async fn correct(
-        &self,
-        family: &Registered,
-        run: &Run,
-        drifted: Vec<Drifted>,
-    ) -> Result<Option<Vec<Drifted>>> {
-        let correct = Correct {
-            // read here, because the task may continue on another thread
-            out: ablation::out(),
-            target: self.target(&family.family).await?,
-            family: family.clone(),
-            run: run.clone(),
-            drifted,
-        };
-        let failed = "counters were not corrected";
-        self.primary.transact(failed, correct).await
-    }
+/// Corrects the drifted counters and records them, each id once per run. Leaves out counters that have
+/// rejects, or had some that were taken since the run began. Returns those that the run has recorded,
+/// now or before: the commit may have had no reply. Does nothing and returns `None` if the run is over
+/// for this holder.
+pub async fn correct(
+    mysql: &MysqlStore,
+    family: &Registration,
+    run: &Run,
+    drifted: Vec<Deviation>,
+) -> Result<Option<Vec<Deviation>>> {
+    let correct = CorrectionTransaction {
+        // a test removes a guard for its own thread, so this is read before the work moves to a task
+        out: ablation::out(),
+        target: mysql.target(&family.family).await?,
+        family: family.clone(),
+        run: run.clone(),
+        drifted,
+    };
+    let failed = "counters were not corrected";
+    mysql.primary.transact(failed, correct).await
 }
 
 /// An attempt to begin a run.
-pub struct Begin {
-    pub family: Arc<Registered>,
+pub struct BeginAttempt {
+    pub family: Arc<Registration>,
     /// A random number of this process.
     pub holder: u64,
     /// The time after which a run that no process has touched is taken over.
@@ -226,10 +219,10 @@ pub struct Begin {
     pub every: Duration,
 }
 
-impl UnitOfWork for Begin {
-    type Output = Begun;
+impl UnitOfWork for BeginAttempt {
+    type Output = RunStart;
 
-    async fn run(&self, transaction: &mut Session) -> Result<Begun, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<RunStart, sqlx::Error> {
         const LAST: &str = "SELECT run, holder, finished_at IS NOT NULL, \
              ABS(TIMESTAMPDIFF(MICROSECOND, started_at, CURRENT_TIMESTAMP(3))), \
              ABS(TIMESTAMPDIFF(MICROSECOND, touched_at, CURRENT_TIMESTAMP(3))), from_source, last_id, \
@@ -246,15 +239,12 @@ impl UnitOfWork for Begin {
             checked: 0,
             drifted: 0,
         };
-        // a clock that stepped makes a run look old: an early run or takeover costs only work
-        let age = |us: i64| Duration::from_micros(us.unsigned_abs());
         let mut write = INSERT;
         // if two processes begin a run, the second waits here and finds the first one's run
         families::refuse_unregistered(transaction, &self.family, "FOR UPDATE").await?;
-        let last = Statement::new(LAST).bind(self.family.number);
-        let last = transaction.fetch(last).await?.pop();
+        let select = Statement::new(LAST).bind(self.family.number);
         if let Some((
-            last,
+            number,
             holder,
             is_finished,
             started,
@@ -263,64 +253,72 @@ impl UnitOfWork for Begin {
             after,
             checked,
             drifted,
-        )) = last
+        )) = transaction.fetch(select).await?.pop()
         {
-            let (last, holder, after): (u64, u64, Option<Vec<u8>>) = (last, holder, after);
+            let (number, holder, after): (u64, u64, Option<Vec<u8>>) = (number, holder, after);
             if is_finished {
                 let left = self.every.saturating_sub(age(started));
                 if !left.is_zero() {
-                    return Ok(Begun::Early(left));
+                    return Ok(RunStart::Early(left));
                 }
-                run.number = last + 1;
+                run.number = number + 1;
             } else {
                 if holder != 0 && age(touched) < self.lease {
-                    return Ok(Begun::Held);
+                    return Ok(RunStart::Held);
                 }
-                (run.number, run.checked, run.drifted) = (last, checked, drifted);
-                let after = after.and_then(|id| String::from_utf8(id).ok());
-                run.at = Cursor { from_source, after };
+                (run.number, run.checked, run.drifted) = (number, checked, drifted);
+                run.at = Cursor {
+                    from_source,
+                    after: after.and_then(|id| String::from_utf8(id).ok()),
+                };
                 write = TAKE;
             }
         }
-        let write = Statement::new(write)
+        let statement = Statement::new(write)
             .bind(run.holder)
             .bind(run.family)
             .bind(run.number);
-        transaction.execute(write).await?;
-        Ok(Begun::Run(run))
+        transaction.execute(statement).await?;
+        Ok(RunStart::Run(run))
     }
 }
 
-struct Correct {
+/// Returns the age of a run from its microseconds. A clock that stepped makes a run look old. It is
+/// then begun or taken over too early, which costs only work.
+fn age(us: i64) -> Duration {
+    Duration::from_micros(us.unsigned_abs())
+}
+
+struct CorrectionTransaction {
     target: Arc<Target>,
-    family: Registered,
+    family: Registration,
     run: Run,
-    drifted: Vec<Drifted>,
+    drifted: Vec<Deviation>,
     out: Option<Guard>,
 }
 
-impl UnitOfWork for Correct {
-    type Output = Option<Vec<Drifted>>;
+impl UnitOfWork for CorrectionTransaction {
+    type Output = Option<Vec<Deviation>>;
 
     async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
         families::refuse_unregistered(transaction, &self.family, families::SHARED).await?;
-        let mut done = HashMap::new();
+        let mut recorded = HashMap::new();
         if self.out != Some(Guard::RecountRun) {
-            if !self.is_held(transaction).await? {
+            if !self.lock_run(transaction).await? {
                 return Ok(None);
             }
-            // in this order: a reject that is taken in between is noted
-            let rejected = self.rejected(transaction).await?;
-            done = self.done(transaction).await?;
+            // rejects are read first: one that is taken in between is noted in what is read next
+            let rejected = self.find_rejected(transaction).await?;
+            recorded = self.find_recorded(transaction).await?;
             if self.out == Some(Guard::RecountRejects) {
-                done.retain(|_, delta| delta.is_some());
+                recorded.retain(|_, delta| delta.is_some());
             } else {
-                done.extend(rejected.into_iter().map(|id| (id, None)));
+                recorded.extend(rejected.into_iter().map(|id| (id, None)));
             }
         }
-        let (mut open, mut noted, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut open, mut noted) = (Vec::new(), Vec::new());
         for mut one in self.drifted.iter().cloned() {
-            match done.get(one.id.as_bytes()) {
+            match recorded.get(one.id.as_bytes()) {
                 None => open.push(one),
                 Some(None) => {}
                 Some(Some(delta)) => {
@@ -332,30 +330,29 @@ impl UnitOfWork for Correct {
         let to_add = open
             .iter()
             .enumerate()
-            .filter(|(_, one)| one.only_noted.is_none() && one.delta != 0);
-        let ids = to_add.map(|(index, one)| (index, one.id.as_bytes(), one.delta));
+            .filter(|(_, one)| one.only_noted.is_none() && one.delta != 0)
+            .map(|(index, one)| (index, one.id.as_bytes(), one.delta));
         let mut refused = Refused::new();
         let (family, target) = (&self.family, &self.target);
-        let added = add::add_unlocked(transaction, family, target, ids, &mut refused);
-        let locked = added.await?;
+        let locked = add::add_unlocked(transaction, family, target, to_add, &mut refused).await?;
+        let mut records = Vec::new();
         for (index, mut one) in open.into_iter().enumerate() {
-            // left for the next run
+            // another transaction has locked the row: it is left for the next run
             if locked.contains(&index) {
                 continue;
             }
-            let reason = refused.get(&index).map(|refusal| &*refusal.reason);
-            let note = one.only_noted.or(reason);
-            if note.is_some() {
+            let refusal = refused.get(&index).map(|refusal| &*refusal.reason);
+            let reason = one.only_noted.or(refusal);
+            if reason.is_some() {
                 one.delta = 0;
             }
-            let note = rejects::short(note.unwrap_or_default());
-            notes.push((
+            records.push((
                 one.before,
                 one.rows,
                 one.after,
                 one.delta,
                 hex(&one.id),
-                hex(note),
+                hex(rejects::short(reason.unwrap_or_default())),
             ));
             noted.push(one);
         }
@@ -373,16 +370,19 @@ impl UnitOfWork for Correct {
              ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta + {INPUT}.delta",
             rejects::REASON,
             json::table(columns)
-        )).bind(self.family.number).bind(self.run.number);
-        transaction.execute(insert.bind_rows(notes)).await?;
+        ))
+        .bind(self.family.number)
+        .bind(self.run.number)
+        .bind_rows(records);
+        transaction.execute(insert).await?;
         Ok(Some(noted))
     }
 }
 
-impl Correct {
-    /// Returns `true` if the run is still this holder's. It then stays so until the transaction
-    /// ends.
-    async fn is_held(&self, transaction: &mut Session) -> Result<bool, sqlx::Error> {
+impl CorrectionTransaction {
+    /// Locks the run's row. Returns `true` if the run is still this holder's, and so stays until the
+    /// transaction ends.
+    async fn lock_run(&self, transaction: &mut Session) -> Result<bool, sqlx::Error> {
         const HELD: &str = "SELECT run FROM counterfoil_recounts \
              WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL FOR UPDATE";
         let Run {
@@ -396,7 +396,7 @@ impl Correct {
     }
 
     /// Returns the ids that have rejects. Values do not contain these hits, which may still be added.
-    async fn rejected(&self, transaction: &mut Session) -> Result<Vec<Vec<u8>>, sqlx::Error> {
+    async fn find_rejected(&self, transaction: &mut Session) -> Result<Vec<Vec<u8>>, sqlx::Error> {
         let select = Statement::new(format!(
             "SELECT r.id FROM {} STRAIGHT_JOIN {}",
             json::table([("id", ID)]),
@@ -410,7 +410,7 @@ impl Correct {
 
     /// Returns the ids that the run has already recorded, with the deltas that it added; `None` for an
     /// id whose rejects were taken since the run began.
-    async fn done(
+    async fn find_recorded(
         &self,
         transaction: &mut Session,
     ) -> Result<HashMap<Vec<u8>, Option<i64>>, sqlx::Error> {

@@ -33,7 +33,8 @@ CREATE TABLE IF NOT EXISTS counterfoil_values (
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- The last batch of each partition and incarnation, by its sequence number and nonce, and the last of its ids that was
--- added: NULL once all of them are.
+-- added: NULL once all of them are. `lost_batches` were complete before the database was set back, and `dropped_hits` of
+-- `dropped_ids` waited in a Redis that was set back. The times are NULL once an operator has acknowledged them.
 CREATE TABLE IF NOT EXISTS counterfoil_ledger (
   family INT UNSIGNED NOT NULL,
   partition_no INT UNSIGNED NOT NULL,
@@ -42,7 +43,14 @@ CREATE TABLE IF NOT EXISTS counterfoil_ledger (
   nonce BIGINT UNSIGNED NOT NULL,
   position VARBINARY(255) NULL DEFAULT NULL,
   applied_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
-  PRIMARY KEY (family, partition_no, incarnation)
+  lost_batches BIGINT UNSIGNED NOT NULL DEFAULT 0,
+  lost_at TIMESTAMP NULL DEFAULT NULL,
+  dropped_hits BIGINT UNSIGNED NOT NULL DEFAULT 0,
+  dropped_ids BIGINT UNSIGNED NOT NULL DEFAULT 0,
+  dropped_at TIMESTAMP NULL DEFAULT NULL,
+  PRIMARY KEY (family, partition_no, incarnation),
+  KEY lost (lost_at),
+  KEY dropped (dropped_at)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- The sum of the deltas of an id that the database refused, with the last reason. A row is deleted when its counter's row

@@ -34,8 +34,9 @@ pub struct Database {
 }
 
 impl Database {
-    /// The default limit. A statement waits for a lock for a second, and a commit for a full disk
-    /// for as long as it takes: the limit only closes its connection, and the commit is repeated.
+    /// The default limit. It is longer than a statement waits for a lock, which is a second. A
+    /// commit waits for a full disk as long as it takes: the limit then closes its connection, and
+    /// the transaction is repeated.
     const LIMIT: Duration = Duration::from_secs(60);
 
     /// Creates up to `connections` connections, each on its first use.
@@ -70,16 +71,17 @@ impl Database {
         self.look_up(select, false).await
     }
 
-    /// Does the same. If `writes`, the server must accept writes: the SELECT returns [`READ_ONLY`]
-    /// as `text` of a row whose first column is 2, which saves a round trip.
+    /// Runs a SELECT like [`fetch`](Self::fetch). If `writes`, the server must accept writes: the
+    /// SELECT returns [`READ_ONLY`] as `text` of a row whose first column is 2, which saves a round
+    /// trip.
     pub async fn look_up<T: Row>(
         &self,
         select: Statement,
         writes: bool,
     ) -> Result<Vec<T>, sqlx::Error> {
         let database = self.clone();
-        let rows = in_place(async move { database.select(&select, writes).await });
-        rows.await?.iter().map(T::from_row).collect()
+        let rows = in_place(async move { database.select(&select, writes).await }).await?;
+        rows.iter().map(T::from_row).collect()
     }
 
     async fn select(&self, select: &Statement, writes: bool) -> Result<Vec<MySqlRow>, sqlx::Error> {
@@ -161,22 +163,26 @@ impl Database {
         failed: impl Into<Cow<'static, str>>,
         work: W,
     ) -> Result<W::Output> {
-        let done = self.run(work).await.map_err(store(failed));
-        // for a transaction, a server that is read-only is one that is unavailable
-        done.map_err(|error| match error.kind() {
-            ErrorKind::Unsafe => error.with_kind(ErrorKind::Store),
-            _ => error,
-        })
+        self.run(work)
+            .await
+            .map_err(store(failed))
+            .map_err(|error| match error.kind() {
+                // a transaction may succeed later: for it a server that is read-only counts as
+                // unavailable
+                ErrorKind::Unsafe => error.with_kind(ErrorKind::Store),
+                _ => error,
+            })
     }
 
-    /// Does the same, and returns the server's own error.
+    /// Does the work like [`transact`](Self::transact), and returns the server's own error.
     ///
     /// It runs in a task of its own, which continues if the caller drops the future or does not
     /// poll it: a busy caller does not leave a transaction open.
     pub async fn run<W: UnitOfWork>(&self, work: W) -> Result<W::Output, sqlx::Error> {
         let database = self.clone();
-        let done = tokio::spawn(async move { database.repeat_conflicts(&work).await }).await;
-        done.unwrap_or_else(|error| Err(io::Error::other(error).into()))
+        tokio::spawn(async move { database.repeat_conflicts(&work).await })
+            .await
+            .unwrap_or_else(|error| Err(io::Error::other(error).into()))
     }
 
     async fn repeat_conflicts<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
@@ -201,14 +207,14 @@ impl Database {
         if done.as_ref().is_err_and(fault::ends_session) {
             return done;
         }
-        // after an error it is unknown whether the transaction was committed
+        // if COMMIT fails, it is unknown whether the transaction was committed
         let end = if done.is_ok() { COMMIT } else { ROLLBACK };
         let ended = transaction.end(end).await;
         done.and_then(|done| ended.map(|()| done))
     }
 }
 
-/// What is left to try for one use of a connection.
+/// The attempts that are left for one use of a connection.
 struct Attempts {
     is_first: bool,
     /// Set if the last connection was alive a moment before.
@@ -277,7 +283,7 @@ impl UnitOfWork for Statement {
 ///   meanwhile others wait for the locks of this transaction.
 /// - READ COMMITTED locks hardly anything between rows, so batches of different rows do not wait for
 ///   each other. The statement is the same on MySQL and MariaDB; the variable's name is not.
-/// - An id that a limited reply lacks would pass for one without rows.
+/// - Replies have no limit of rows: an id that a limited one lacks would pass for one without rows.
 /// - Keys in TIMESTAMP columns are written and read in UTC, where each time occurs once.
 const SETTINGS: &str = "SET SESSION sql_mode = CONCAT('STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,', \
      IF(VERSION() LIKE '%MariaDB%', 'NO_ENGINE_SUBSTITUTION', 'NO_ENGINE_SUBSTITUTION,ONLY_FULL_GROUP_BY')), \
@@ -349,9 +355,9 @@ impl Session {
         select: Statement,
         writes: bool,
     ) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        let rows = self.rows(select).await;
+        let reply = self.rows(select).await;
         self.is_in_use = false;
-        let rows = rows?;
+        let rows = reply?;
         if writes {
             self.refuse_read_only(&rows)?;
         }
@@ -361,7 +367,8 @@ impl Session {
     async fn begin(&mut self) -> Result<(), sqlx::Error> {
         let begin = format!("{BEGIN}; SELECT 2, {READ_ONLY} AS text");
         let rows = self.packet(begin, 3).await?;
-        // a user with further privileges may write where read_only is set, also on a replica
+        // this check is needed, because a user with further privileges may write although read_only
+        // is set, also on a replica
         self.refuse_read_only(&rows)
     }
 
@@ -374,7 +381,7 @@ impl Session {
     /// Refuses a server that accepts no writes: it may be a replica, whose rows may be older than
     /// batches applied before.
     fn refuse_read_only(&mut self, rows: &[MySqlRow]) -> Result<(), sqlx::Error> {
-        // mostly the last one
+        // it is the last row of most replies
         for row in rows.iter().rev() {
             if row.try_get::<i64, _>(0)? == 2 {
                 let read_only: String = row.try_get("text")?;
@@ -402,18 +409,17 @@ impl Session {
         &mut self,
         done: Result<Result<T, sqlx::Error>, Elapsed>,
     ) -> Result<T, sqlx::Error> {
-        let silent = |_| {
+        let reply = done.unwrap_or_else(|_| {
             let why = format!("no reply within {:?}", self.database.limit);
             Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
-        };
-        let done = done.unwrap_or_else(silent);
-        if done.as_ref().is_err_and(fault::ends_session) {
+        });
+        if reply.as_ref().is_err_and(fault::ends_session) {
             self.connection.close_on_drop();
         }
-        if done.as_ref().is_err_and(fault::is_demoted) {
+        if reply.as_ref().is_err_and(fault::is_demoted) {
             self.database.leave();
         }
-        done
+        reply
     }
 }
 

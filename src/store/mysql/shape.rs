@@ -6,11 +6,13 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use sqlx::mysql::MySqlRow;
+use sqlx::{FromRow, Row};
 
 use super::session::Database;
 use super::statement::{of_table, quoted, table_name};
 use crate::error::{Error, Result};
-use crate::family::table::{KeyType, Missing, Table};
+use crate::family::table::{KeyType, MissingRow, Table};
 use crate::store::{Columns, Extent};
 
 /// The properties of a table that the statements need beyond its description.
@@ -25,7 +27,7 @@ pub struct Shape {
     pub is_numbered: bool,
     /// `true` if the value column may be NULL, which counts as 0.
     pub nullable: bool,
-    /// What the columns can hold; `None` for counterfoil's own table.
+    /// The values that the columns can hold; `None` for counterfoil's own table.
     pub columns: Option<Arc<Columns>>,
 }
 
@@ -108,27 +110,16 @@ impl Shape {
 
     /// Reads the table's definition and checks that it matches the description.
     pub async fn learn(database: &Database, table: &Table) -> Result<Self> {
-        let about = |columns, view| of_table(columns, view, &table.name);
-        let kind = database.read(UNREAD, about(KIND, "TABLES")).await?.pop();
-        let columns = columns(database, &table.name).await?;
-        let mut uniques = BTreeMap::<String, BTreeSet<String>>::new();
-        let indexes = database.read(UNREAD, about(INDEXES, "STATISTICS")).await?;
-        for (index, column, is_unique) in indexes {
-            let column: String = column;
-            if is_unique {
-                uniques
-                    .entry(index)
-                    .or_default()
-                    .insert(column.to_lowercase());
-            }
-        }
+        let select_kind = of_table(KIND, "TABLES", &table.name);
+        let kind = database.read(UNREAD, select_kind).await?.pop();
         let definition = Definition {
             table,
-            columns,
-            uniques,
+            columns: columns(database, &table.name).await?,
+            uniques: unique_keys(database, &table.name).await?,
         };
-        let shape = check_kind(table, kind).and_then(|()| definition.shape());
-        shape.map_err(|what| Error::mismatch(format!("table {}: {what}", table.name)))
+        check_kind(table, kind)
+            .and_then(|()| definition.shape())
+            .map_err(|what| Error::mismatch(format!("table {}: {what}", table.name)))
     }
 }
 
@@ -137,38 +128,51 @@ const UNREAD: &str = "a table's definition was not read";
 /// Reads the columns of a table or view. Their names are in lower case.
 pub async fn columns(database: &Database, table: &str) -> Result<IndexMap<String, Column>> {
     let select = of_table(COLUMNS, "COLUMNS", table);
-    let columns = database.read(UNREAD, select).await?.into_iter();
-    let columns = columns.map(
-        |(
-            name,
-            data_type,
-            charset,
-            collation,
-            length,
-            unsigned,
-            nullable,
-            has_default,
-            auto_increment,
-            generated,
-            on_update,
-        )| {
-            let name: String = name;
-            let column = Column {
-                data_type,
-                charset,
-                collation,
-                length,
-                unsigned,
-                nullable,
-                has_default,
-                auto_increment,
-                generated,
-                on_update,
-            };
-            (name.to_lowercase(), column)
-        },
-    );
-    Ok(columns.collect())
+    let rows: Vec<ColumnRow> = database.read(UNREAD, select).await?;
+    Ok(rows
+        .into_iter()
+        .map(|ColumnRow(name, column)| (name.to_lowercase(), column))
+        .collect())
+}
+
+/// A row of [`COLUMNS`]: the name of a column, and its properties.
+struct ColumnRow(String, Column);
+
+impl FromRow<'_, MySqlRow> for ColumnRow {
+    fn from_row(row: &MySqlRow) -> Result<Self, sqlx::Error> {
+        let column = Column {
+            data_type: row.try_get(1)?,
+            charset: row.try_get(2)?,
+            collation: row.try_get(3)?,
+            length: row.try_get(4)?,
+            unsigned: row.try_get(5)?,
+            nullable: row.try_get(6)?,
+            has_default: row.try_get(7)?,
+            auto_increment: row.try_get(8)?,
+            generated: row.try_get(9)?,
+            on_update: row.try_get(10)?,
+        };
+        Ok(ColumnRow(row.try_get(0)?, column))
+    }
+}
+
+/// Reads the columns of each primary or unique key, in lower case.
+async fn unique_keys(
+    database: &Database,
+    table: &str,
+) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let mut uniques = BTreeMap::<String, BTreeSet<String>>::new();
+    let select = of_table(INDEXES, "STATISTICS", table);
+    let rows: Vec<(String, String, bool)> = database.read(UNREAD, select).await?;
+    for (index, column, is_unique) in rows {
+        if is_unique {
+            uniques
+                .entry(index)
+                .or_default()
+                .insert(column.to_lowercase());
+        }
+    }
+    Ok(uniques)
 }
 
 /// The type and the engine of the table.
@@ -191,10 +195,10 @@ fn check_kind(table: &Table, kind: Option<(String, Option<String>)>) -> Result<(
     match kind {
         None => {
             let advice = match table.missing {
-                Missing::Insert | Missing::InsertOrDrop => {
+                MissingRow::Insert | MissingRow::InsertOrDrop => {
                     format!(". To create it: {}", creation(table))
                 }
-                Missing::Reject | Missing::Drop => String::new(),
+                MissingRow::Reject | MissingRow::Drop => String::new(),
             };
             Err(format!(
                 "does not exist, or this user may not see it{advice}"
@@ -209,9 +213,9 @@ fn check_kind(table: &Table, kind: Option<(String, Option<String>)>) -> Result<(
     }
 }
 
-/// Returns a statement that creates a table of this description.
-fn creation(table: &Table) -> String {
-    let kind = |kind| match kind {
+/// Returns the type of a column that can hold keys of this type.
+fn sql_type(kind: KeyType) -> &'static str {
+    match kind {
         KeyType::Unsigned => "BIGINT UNSIGNED",
         KeyType::Signed => "BIGINT",
         KeyType::Date => "DATE",
@@ -219,11 +223,15 @@ fn creation(table: &Table) -> String {
         KeyType::Text => "VARBINARY(255)",
         KeyType::Char => "CHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
         KeyType::Uuid => "BINARY(16)",
-    };
+    }
+}
+
+/// Returns a statement that creates a table of this description.
+fn creation(table: &Table) -> String {
     let columns: String = table
         .keys
         .iter()
-        .map(|(name, of)| format!("{} {} NOT NULL, ", quoted(name), kind(*of)))
+        .map(|(name, kind)| format!("{} {} NOT NULL, ", quoted(name), sql_type(*kind)))
         .collect();
     let keys: Vec<_> = table.keys.iter().map(|(name, _)| quoted(name)).collect();
     let (name, value) = (table_name(&table.name), quoted(&table.value));
@@ -236,20 +244,15 @@ fn creation(table: &Table) -> String {
 impl Definition<'_> {
     /// Returns the table's shape, or the reason why counts could get lost in it.
     fn shape(&self) -> Result<Shape, String> {
-        let column = |name: &str| {
-            let column = self.columns.get(&name.to_lowercase());
-            column.ok_or_else(|| format!("has no column {name}"))
-        };
         let (mut storages, mut extents) = (Vec::new(), Vec::new());
         for (name, kind) in &self.table.keys {
-            let column = column(name)?;
+            let column = self.column(name)?;
             if column.on_update {
                 return Err(format!(
                     "key column {name} is ON UPDATE CURRENT_TIMESTAMP, so counting would change it"
                 ));
             }
-            let ahead = self.table.ahead_of_utc();
-            let storage = column.storage(name, *kind, ahead)?;
+            let storage = column.storage(name, *kind, self.table.ahead_of_utc())?;
             if column.data_type == "timestamp" && self.table.utc_offset.is_some() {
                 return Err(format!(
                     "key column {name} is timestamp, which has no offset: utc_offset is for DATETIME"
@@ -258,7 +261,7 @@ impl Definition<'_> {
             extents.push(column.extent(&storage));
             storages.push(storage);
         }
-        let (name, value) = (&self.table.value, column(&self.table.value)?);
+        let (name, value) = (&self.table.value, self.column(&self.table.value)?);
         if !value.is_integer() {
             let is = &value.data_type;
             return Err(format!("value column {name} is {is}, not an integer"));
@@ -266,31 +269,32 @@ impl Definition<'_> {
         if value.generated {
             return Err(format!("value column {name} is generated"));
         }
-        for name in &self.table.unchanged {
-            column(name)?;
+        for unchanged in &self.table.unchanged {
+            self.column(unchanged)?;
         }
-        let names = self.table.keys.iter().map(|(name, _)| name.as_str());
-        let keys: BTreeSet<_> = names.clone().map(str::to_lowercase).collect();
-        // the primary key if there are several
-        let exact = self.uniques.iter().filter(|(_, columns)| **columns == keys);
-        let index = exact
-            .map(|(name, _)| name)
-            .min_by_key(|name| *name != "PRIMARY");
-        let Some(index) = index else {
+        let names: Vec<_> = self
+            .table
+            .keys
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect();
+        let keys: BTreeSet<_> = names.iter().map(|name| name.to_lowercase()).collect();
+        let Some(index) = self.index_of(&keys) else {
             return Err(format!(
                 "no primary or unique key is of exactly the key columns ({}), each in full",
-                names.collect::<Vec<_>>().join(", ")
+                names.join(", ")
             ));
         };
         if self.table.missing.inserts() {
             self.check_inserts(&keys, &name.to_lowercase())?;
         }
-        let mut columns = self.columns.iter();
         Ok(Shape {
-            index: index.clone(),
+            index: index.to_owned(),
             keys: storages,
             unsigned: value.unsigned,
-            is_numbered: columns
+            is_numbered: self
+                .columns
+                .iter()
                 .any(|(name, column)| column.auto_increment && !keys.contains(name)),
             nullable: value.nullable,
             columns: Some(Arc::new(Columns {
@@ -298,6 +302,21 @@ impl Definition<'_> {
                 values: value.values(),
             })),
         })
+    }
+
+    fn column(&self, name: &str) -> Result<&Column, String> {
+        self.columns
+            .get(&name.to_lowercase())
+            .ok_or_else(|| format!("has no column {name}"))
+    }
+
+    /// Returns the primary or unique key of exactly these columns; the primary key if several fit.
+    fn index_of(&self, keys: &BTreeSet<String>) -> Option<&str> {
+        self.uniques
+            .iter()
+            .filter(|(_, columns)| *columns == keys)
+            .map(|(name, _)| name.as_str())
+            .min_by_key(|name| *name != "PRIMARY")
     }
 
     /// Refuses a table on which every insert would fail, and a further unique key that an inserted
@@ -319,18 +338,18 @@ impl Definition<'_> {
                 ));
             }
         }
-        // a column that is NULL or newly numbered in an inserted row
-        let never_clashes = |name: &String| {
-            let is_written = name == value || keys.contains(name);
-            let column = self.columns.get(name).filter(|_| !is_written);
-            column.is_some_and(|column| {
-                let is_null = column.nullable && !column.has_default && !column.generated;
-                column.auto_increment || is_null
-            })
-        };
         for (name, columns) in &self.uniques {
+            // such a column is NULL or newly numbered in an inserted row, so no other row has its value
+            let never_clashes = columns.iter().any(|column| {
+                let is_written = column == value || keys.contains(column);
+                !is_written
+                    && self
+                        .columns
+                        .get(column)
+                        .is_some_and(Column::is_unlike_others)
+            });
             // a row with a key that includes all key columns also has our key
-            if !keys.is_subset(columns) && !columns.iter().any(never_clashes) {
+            if !keys.is_subset(columns) && !never_clashes {
                 return Err(format!(
                     "an inserted row could violate unique key {name}, and the delta would count on another row"
                 ));
@@ -341,6 +360,12 @@ impl Definition<'_> {
 }
 
 impl Column {
+    /// Returns `true` if an INSERT that leaves it out makes it NULL, or numbers it.
+    fn is_unlike_others(&self) -> bool {
+        let is_null = self.nullable && !self.has_default && !self.generated;
+        self.auto_increment || is_null
+    }
+
     fn is_integer(&self) -> bool {
         matches!(
             self.data_type.as_str(),
@@ -351,8 +376,7 @@ impl Column {
     /// Returns the values of an integer column, as far as they are valid i64s.
     fn values(&self) -> RangeInclusive<i64> {
         let (least, most) = self.numbers().into_inner();
-        let least = i64::try_from(least).unwrap_or(i64::MIN);
-        least..=i64::try_from(most).unwrap_or(i64::MAX)
+        i64::try_from(least).unwrap_or(i64::MIN)..=i64::try_from(most).unwrap_or(i64::MAX)
     }
 
     /// Returns the numbers that an integer column can hold.
@@ -412,7 +436,7 @@ impl Column {
             (Unsigned | Signed, _) if self.is_integer() => Ok(Storage::Plain),
             _ if !self.charset.is_empty() => Ok(self.characters()),
             (Text | Char, data_type) if data_type != "binary" => Ok(Storage::Plain),
-            // hardly any of its times is a midnight
+            // hardly any time in such a column is a midnight, so hardly any row would be found
             (Date, data_type) if data_type != "date" => Err(self.unfit(name, kind, "DATE")),
             _ => self.storage(name, kind, ahead),
         }
@@ -421,15 +445,6 @@ impl Column {
     /// Returns the storage of keys of that type in the column, or the reason why they do not fit.
     /// A `DATETIME` is `ahead` of UTC by these seconds.
     fn storage(&self, name: &str, kind: KeyType, ahead: i64) -> Result<Storage, String> {
-        let collation = &*self.collation;
-        let exact = |needed: &str| {
-            if exact_collations(kind).contains(&collation) {
-                return Ok(self.characters());
-            }
-            Err(format!(
-                "key column {name} has collation {collation}, under which different ids can be one row; needed is {needed}"
-            ))
-        };
         let needed = match (kind, self.data_type.as_str()) {
             (KeyType::Unsigned, _) if self.is_integer() => return Ok(Storage::Plain),
             (KeyType::Unsigned | KeyType::Signed, "datetime" | "timestamp") => {
@@ -448,14 +463,14 @@ impl Column {
             (KeyType::DateTime, _) => "DATETIME or TIMESTAMP",
             (KeyType::Text, "varbinary") => return Ok(Storage::Bytes),
             (KeyType::Text, "varchar") => {
-                let needed = "VARBINARY, or collation utf8mb4_0900_bin (MySQL) or utf8mb4_nopad_bin (MariaDB)";
-                return exact(needed);
+                let exact = "VARBINARY, or collation utf8mb4_0900_bin (MySQL) or utf8mb4_nopad_bin (MariaDB)";
+                return self.exact_characters(name, kind, exact);
             }
             // CHAR drops and BINARY adds trailing characters, whatever the collation
             (KeyType::Text, "char") => "VARBINARY or VARCHAR, or KeyType::Char",
             (KeyType::Text, _) => "VARBINARY or VARCHAR",
             (KeyType::Char, "char") => {
-                return exact("collation utf8mb4_bin");
+                return self.exact_characters(name, kind, "collation utf8mb4_bin");
             }
             (KeyType::Char, _) => "CHAR",
             (KeyType::Uuid, "uuid") => return Ok(Storage::Uuid),
@@ -467,6 +482,17 @@ impl Column {
             (KeyType::Uuid, _) => "BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36",
         };
         Err(self.unfit(name, kind, needed))
+    }
+
+    /// Returns the storage of text if two texts are equal only if their bytes are.
+    fn exact_characters(&self, name: &str, kind: KeyType, needed: &str) -> Result<Storage, String> {
+        let collation = &*self.collation;
+        if exact_collations(kind).contains(&collation) {
+            return Ok(self.characters());
+        }
+        Err(format!(
+            "key column {name} has collation {collation}, under which different ids can be one row; needed is {needed}"
+        ))
     }
 
     fn unfit(&self, name: &str, kind: KeyType, needed: &str) -> String {

@@ -24,7 +24,7 @@ use super::target::{self, StoredKey, Target, join};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::table::{KeyType, Table, is_name, is_table_name};
-use crate::store::Registered;
+use crate::store::Registration;
 
 /// The longest wait for a count of rows, which may read all of a table.
 const SCAN: Duration = Duration::from_hours(1);
@@ -172,34 +172,32 @@ impl Source {
     /// Refuses a source that does not fit this family.
     #[doc(hidden)]
     pub fn check(&self, family: &Family) -> Result<()> {
-        let wrong = |what: String| Err(wrong(family, what));
         let expected = family.table.as_ref().map_or(1, |table| table.keys.len());
-        match &self.origin {
+        let what = match &self.origin {
             Origin::Table { name, keys } => {
+                let mut columns = keys.iter().chain(&self.sum);
                 if !is_table_name(name) {
-                    return wrong(format!("{name:?} is not a name that MySQL accepts"));
-                }
-                if let Some(column) = keys.iter().chain(&self.sum).find(|column| !is_name(column)) {
-                    return wrong(format!(
-                        "column {column:?} is not a name that MySQL accepts"
-                    ));
-                }
-                if keys.len() != expected {
-                    return wrong(format!(
+                    format!("{name:?} is not a name that MySQL accepts")
+                } else if let Some(column) = columns.find(|column| !is_name(column)) {
+                    format!("column {column:?} is not a name that MySQL accepts")
+                } else if keys.len() != expected {
+                    format!(
                         "{} key columns, and the family's table has {expected}",
                         keys.len()
-                    ));
+                    )
+                } else {
+                    return Ok(());
                 }
             }
             _ if self.filter.is_some() || self.sum.is_some() => {
-                return wrong("only a table has a filter or a sum".into());
+                "only a table has a filter or a sum".to_owned()
             }
             Origin::Sql(text) if !text.contains("(?)") => {
-                return wrong(format!("the ids need at least one (?): {text}"));
+                format!("the ids need at least one (?): {text}")
             }
-            Origin::Sql(_) | Origin::Function(_) => {}
-        }
-        Ok(())
+            Origin::Sql(_) | Origin::Function(_) => return Ok(()),
+        };
+        Err(wrong(family, what))
     }
 
     /// Returns the number of rows of each id, in the order of the ids. Fails if that takes longer
@@ -208,46 +206,54 @@ impl Source {
         &self,
         mysql: &MysqlStore,
         replica: Option<&MysqlStore>,
-        family: &Registered,
+        family: &Registration,
         ids: &[&str],
         limit: Duration,
         declared: Rows,
     ) -> Result<Vec<i64>> {
-        let count = async {
-            match &self.origin {
-                Origin::Function(count) => {
-                    let counted = count(ids.iter().map(|&id| id.to_owned()).collect()).await;
-                    counted
-                        .map_err(|source| Error::store("rows were not counted").with_source(source))
-                }
-                _ => {
-                    let target = mysql.target(&family.family).await?;
-                    let source = server(mysql, replica);
-                    let keys = self.keys(&source, &target, family).await?;
-                    let select = self.select(&keys, family, ids, declared)?;
-                    counts(family, rows(&source, family, select).await?)
-                }
-            }
-        };
-        let late = |_| Error::store(format!("rows were not counted within {limit:?}"));
-        let mut counts = timeout(limit, count).await.map_err(late)??;
-        let rows: Vec<_> = ids
+        let count = self.count_by_id(mysql, replica, family, ids, declared);
+        let mut by_id = timeout(limit, count)
+            .await
+            .map_err(|_| Error::store(format!("rows were not counted within {limit:?}")))??;
+        let counts: Vec<_> = ids
             .iter()
-            .map(|id| counts.remove(*id).unwrap_or(0))
+            .map(|id| by_id.remove(*id).unwrap_or(0))
             .collect();
-        let wrong = |id: &str, what| Err(wrong(&family.family, format!("{id:?} {what}")));
-        let mut counted = ids.iter().zip(&rows);
-        if let Some((id, _)) = counted.find(|(_, count)| declared == Rows::Added && **count < 0) {
-            return wrong(
-                id,
-                "has a count or a row below 0, so its rows are not \"added\" but \"added_and_deleted\"",
-            );
+        if declared == Rows::Added
+            && let Some((id, _)) = ids.iter().zip(&counts).find(|(_, count)| **count < 0)
+        {
+            let what = "has a count or a row below 0, so its rows are not \"added\" but \"added_and_deleted\"";
+            return Err(wrong(&family.family, format!("{id:?} {what}")));
         }
-        match counts.keys().next() {
-            // a table's collation also finds other spellings of an id
-            Some(id) if !self.lists_ids() => wrong(id, "was not requested"),
-            _ => Ok(rows),
+        match by_id.keys().next() {
+            // the collation of a table's column may also find other spellings of an id, which are
+            // left out
+            Some(id) if !self.lists_ids() => {
+                Err(wrong(&family.family, format!("{id:?} was not requested")))
+            }
+            _ => Ok(counts),
         }
+    }
+
+    /// Returns the number of rows of each id that the source has.
+    async fn count_by_id(
+        &self,
+        mysql: &MysqlStore,
+        replica: Option<&MysqlStore>,
+        family: &Registration,
+        ids: &[&str],
+        declared: Rows,
+    ) -> Result<HashMap<String, i64>> {
+        if let Origin::Function(count) = &self.origin {
+            return count(ids.iter().map(|&id| id.to_owned()).collect())
+                .await
+                .map_err(|source| Error::store("rows were not counted").with_source(source));
+        }
+        let target = mysql.target(&family.family).await?;
+        let source = server(mysql, replica);
+        let keys = self.keys(&source, &target, family).await?;
+        let select = self.select(&keys, family, ids, declared)?;
+        counts(family, rows(&source, family, select).await?)
     }
 
     /// Returns the key columns as the source stores them.
@@ -255,7 +261,7 @@ impl Source {
         &self,
         source: &Database,
         target: &Target,
-        family: &Registered,
+        family: &Registration,
     ) -> Result<Vec<StoredKey>> {
         let mut keys = target.id_keys().to_vec();
         if let Origin::Table { name, keys: names } = &self.origin {
@@ -265,8 +271,9 @@ impl Source {
             for (key, name) in keys.iter_mut().zip(names) {
                 // the server's own error names a column that is missing
                 if let Some(column) = columns.get(&name.to_lowercase()) {
-                    let storage = column.storage_in_source(name, key.kind, ahead);
-                    key.storage = storage.map_err(|what| wrong(&family.family, what))?;
+                    key.storage = column
+                        .storage_in_source(name, key.kind, ahead)
+                        .map_err(|what| wrong(&family.family, what))?;
                 }
             }
         }
@@ -277,17 +284,17 @@ impl Source {
     fn select(
         &self,
         keys: &[StoredKey],
-        family: &Registered,
+        family: &Registration,
         ids: &[&str],
         declared: Rows,
     ) -> Result<Statement> {
-        // the application's own text converts by itself
-        let marks = match self.origin {
+        // the application's own text says how its parameters are converted
+        let parameters = match self.origin {
             Origin::Table { .. } => join(keys, ", ", |key| key.parameter(true)),
             _ => join(keys, ", ", |key| key.own_parameter().to_owned()),
         };
         // MySQL takes (?) for a row of one column as well
-        let marks = vec![format!("({marks})"); ids.len()].join(", ");
+        let marks = vec![format!("({parameters})"); ids.len()].join(", ");
         let text = self.text(keys, declared);
         let folding: String = keys
             .iter()
@@ -318,35 +325,41 @@ impl Source {
             Origin::Sql(text) => text.clone(),
             Origin::Table {
                 name,
-                keys: columns,
+                keys: key_columns,
             } => {
-                let columns: Vec<_> = columns.iter().map(|column| quoted(column)).collect();
-                let exact: Vec<_> = keys.iter().zip(&columns).map(exact).collect();
-                let (columns, exact) = (columns.join(", "), exact.join(", "));
-                let count = match &self.sum {
-                    Some(column) => {
-                        let column = quoted(column);
-                        let sum = format!("COALESCE(SUM({column}), 0)");
-                        if declared == Rows::Added {
-                            format!("CASE WHEN MIN({column}) < 0 THEN -1 ELSE {sum} END")
-                        } else {
-                            sum
-                        }
-                    }
-                    None => "COUNT(*)".to_owned(),
-                };
-                let (name, filter) = (table_name(name), self.condition());
+                let columns: Vec<_> = key_columns.iter().map(|column| quoted(column)).collect();
+                let groups: Vec<_> = keys.iter().zip(&columns).map(exact).collect();
                 format!(
-                    "SELECT {exact}, {count} FROM {name} WHERE ({columns}) IN (?){filter} GROUP BY {exact}"
+                    "SELECT {groups}, {} FROM {} WHERE ({}) IN (?){} GROUP BY {groups}",
+                    self.count_of_group(declared),
+                    table_name(name),
+                    columns.join(", "),
+                    self.condition(),
+                    groups = groups.join(", "),
                 )
             }
             Origin::Function(_) => String::new(),
         }
     }
 
+    /// Returns the expression that counts the rows of an id in a table.
+    fn count_of_group(&self, declared: Rows) -> String {
+        let Some(column) = self.sum.as_deref().map(quoted) else {
+            return "COUNT(*)".to_owned();
+        };
+        let sum = format!("COALESCE(SUM({column}), 0)");
+        if declared == Rows::Added {
+            format!("CASE WHEN MIN({column}) < 0 THEN -1 ELSE {sum} END")
+        } else {
+            sum
+        }
+    }
+
     fn condition(&self) -> String {
-        let filter = self.filter.iter();
-        filter.map(|filter| format!(" AND ({filter})")).collect()
+        match &self.filter {
+            Some(filter) => format!(" AND ({filter})"),
+            None => String::new(),
+        }
     }
 
     /// Returns the ids that have rows and come after `after` in the order of the table's columns:
@@ -356,40 +369,48 @@ impl Source {
         &self,
         mysql: &MysqlStore,
         replica: Option<&MysqlStore>,
-        family: &Registered,
+        family: &Registration,
         after: Option<&str>,
         limit: usize,
     ) -> Result<IdPage> {
         let Origin::Table {
             name,
-            keys: columns,
+            keys: key_columns,
         } = &self.origin
         else {
             return Ok(IdPage::default());
         };
         let (target, source) = (mysql.target(&family.family).await?, server(mysql, replica));
         let keys = self.keys(&source, &target, family).await?;
-        let columns: Vec<_> = columns.iter().map(|column| quoted(column)).collect();
-        let each = |text: &dyn Fn(&String) -> String, between| {
-            columns.iter().map(text).collect::<Vec<_>>().join(between)
-        };
-        let spelt = keys.iter().zip(&columns);
-        let spelt: Vec<_> = spelt.map(|(key, column)| key.bytes_of(column)).collect();
-        let after = list::page_start(family, after)?;
+        let start = list::page_start(family, after)?;
+        let columns: Vec<_> = key_columns.iter().map(|column| quoted(column)).collect();
+        let spelt: Vec<_> = keys
+            .iter()
+            .zip(&columns)
+            .map(|(key, column)| key.bytes_of(column))
+            .collect();
+        let least: Vec<_> = columns
+            .iter()
+            .map(|column| format!("MIN({column})"))
+            .collect();
+        let present: Vec<_> = columns
+            .iter()
+            .map(|column| format!("{column} IS NOT NULL"))
+            .collect();
         let select = Statement::new(format!(
             "SELECT {spelt} FROM {name} WHERE ({order}) IN (SELECT {order} FROM (\
              SELECT DISTINCT {order} FROM {name} WHERE {found}{is_after}{filter} ORDER BY {order} LIMIT ?\
              ) AS counterfoil_source){filter} GROUP BY {spelt} ORDER BY {}",
-            each(&|column| format!("MIN({column})"), ", "),
+            least.join(", "),
             spelt = spelt.join(", "),
             name = table_name(name),
             order = columns.join(", "),
-            found = each(&|column| format!("{column} IS NOT NULL"), " AND "),
-            is_after = list::is_after(&keys, &columns, &after, true),
+            found = present.join(" AND "),
+            is_after = list::condition_after(&keys, &columns, &start, true),
             filter = self.condition(),
         ));
-        let select = list::bind_after(select, &keys, &after, true).bind(limit as u64);
-        IdPage::new(family, rows(&source, family, select).await?, limit)
+        let page = list::bind_after(select, &keys, &start, true).bind(limit as u64);
+        IdPage::new(family, rows(&source, family, page).await?, limit)
     }
 }
 
@@ -399,28 +420,28 @@ impl fmt::Debug for Source {
     }
 }
 
-impl MysqlStore {
-    /// Returns the lag of the server, the longest of all that it replicates, if it is a replica and
-    /// this user may read the lag.
-    pub(crate) async fn lag(&self) -> Result<Option<Duration>> {
-        // MariaDB; MySQL; MySQL before 8.0.22
-        let statements = [
-            "SHOW ALL SLAVES STATUS",
-            "SHOW REPLICA STATUS",
-            "SHOW SLAVE STATUS",
-        ];
-        for statement in statements {
-            let lags = match self.primary.fetch(Statement::new(statement)).await {
-                Err(error) if fault::is_syntax(&error) => continue,
-                Err(error) if error.as_database_error().is_some() => return Ok(None),
-                lags => lags.map_err(store("the lag of a replica was not read"))?,
-            };
-            let lags: Option<Vec<_>> = lags.into_iter().map(|Lag(lag)| lag).collect();
-            let lags = lags.ok_or_else(|| Error::store("the replica does not replicate"))?;
-            return Ok(lags.into_iter().max());
-        }
-        Ok(None)
+/// Returns the lag of the server, the longest of all that it replicates, if it is a replica and this
+/// user may read the lag.
+pub async fn lag(database: &Database) -> Result<Option<Duration>> {
+    // MariaDB; MySQL; MySQL before 8.0.22
+    let statements = [
+        "SHOW ALL SLAVES STATUS",
+        "SHOW REPLICA STATUS",
+        "SHOW SLAVE STATUS",
+    ];
+    for statement in statements {
+        let sources = match database.fetch(Statement::new(statement)).await {
+            Err(error) if fault::is_syntax(&error) => continue,
+            Err(error) if error.as_database_error().is_some() => return Ok(None),
+            reply => reply.map_err(store("the lag of a replica was not read"))?,
+        };
+        let lags: Option<Vec<_>> = sources.into_iter().map(|Lag(lag)| lag).collect();
+        return match lags {
+            Some(lags) => Ok(lags.into_iter().max()),
+            None => Err(Error::store("the replica does not replicate")),
+        };
     }
+    Ok(None)
 }
 
 /// The lag behind one source; `None` if the server does not replicate it.
@@ -444,24 +465,28 @@ fn about(family: &Family, what: impl fmt::Display) -> String {
 }
 
 /// Reads the rows of a source's statement, each with an id and its count.
-fn counts(family: &Registered, rows: Vec<Columns>) -> Result<HashMap<String, i64>> {
+fn counts(family: &Registration, rows: Vec<Columns>) -> Result<HashMap<String, i64>> {
     let mut counts = HashMap::with_capacity(rows.len());
     for mut row in rows {
-        let digits = row.0.pop().flatten();
+        let digits = row.0.pop().flatten().map(text);
         if let Some(collation) = row.0.pop().flatten() {
             let folds = format!("different ids are equal under its {}", text(collation));
             return Err(wrong(&family.family, format!("{folds}; {ADVICE}")));
         }
-        let id = row.id(family);
-        let id =
-            id.ok_or_else(|| wrong(&family.family, "returned a key that is NULL or not text"))?;
-        let wrong = |what: &str| wrong(&family.family, format!("{id:?} {what}"));
-        let digits = text(digits.ok_or_else(|| wrong("has the count NULL"))?);
-        let count = integer(&digits)
-            .ok_or_else(|| wrong(&format!("has the count {digits}, not a 64-bit integer")))?;
-        if counts.insert(id.clone(), count).is_some() {
-            return Err(wrong("was returned twice"));
-        }
+        let Some(id) = row.id(family) else {
+            let null = "returned a key that is NULL or not text";
+            return Err(wrong(&family.family, null));
+        };
+        let what = match digits.as_deref().map(|digits| (digits, integer(digits))) {
+            None => "has the count NULL".to_owned(),
+            Some((digits, None)) => format!("has the count {digits}, not a 64-bit integer"),
+            Some(_) if counts.contains_key(&id) => "was returned twice".to_owned(),
+            Some((_, Some(count))) => {
+                counts.insert(id, count);
+                continue;
+            }
+        };
+        return Err(wrong(&family.family, format!("{id:?} {what}")));
     }
     Ok(counts)
 }
@@ -510,21 +535,22 @@ fn server(mysql: &MysqlStore, replica: Option<&MysqlStore>) -> Database {
     }
 }
 
-/// Reads the rows of a source's statement. If the server refuses the text, or sqlx its number of
+/// Reads the rows of a source's statement.
+async fn rows(source: &Database, family: &Registration, select: Statement) -> Result<Vec<Columns>> {
+    let fetched = source.fetch(select).await;
+    fetched.map_err(|error| refused(&family.family, error))
+}
+
+/// Returns the error of a source's statement. If the server refuses the text, or sqlx its number of
 /// parameters, the application made a mistake.
-async fn rows(source: &Database, family: &Registered, select: Statement) -> Result<Vec<Columns>> {
-    let refused = |error| {
-        let message = fault::message(&error);
-        let kind = match fault::class(&error).as_deref() {
-            None if matches!(error, sqlx::Error::Protocol(_)) => ErrorKind::InvalidInput,
-            _ if fault::concerns_server(&error) => ErrorKind::Store,
-            Some("42" | "21") => ErrorKind::InvalidInput,
-            Some("HY") if OF_TEXT.iter().any(|word| message.contains(word)) => {
-                ErrorKind::InvalidInput
-            }
-            _ => ErrorKind::Store,
-        };
-        Error::new(kind, about(&family.family, message)).with_source(error)
+fn refused(family: &Family, error: sqlx::Error) -> Error {
+    let message = fault::message(&error);
+    let kind = match fault::class(&error).as_deref() {
+        None if matches!(error, sqlx::Error::Protocol(_)) => ErrorKind::InvalidInput,
+        _ if fault::concerns_server(&error) => ErrorKind::Store,
+        Some("42" | "21") => ErrorKind::InvalidInput,
+        Some("HY") if OF_TEXT.iter().any(|word| message.contains(word)) => ErrorKind::InvalidInput,
+        _ => ErrorKind::Store,
     };
-    source.fetch(select).await.map_err(refused)
+    Error::new(kind, about(family, message)).with_source(error)
 }

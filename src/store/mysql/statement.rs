@@ -29,7 +29,7 @@ impl Statement {
         }
     }
 
-    /// Creates a statement whose text hardly ever occurs again.
+    /// Creates a statement whose text hardly ever occurs again, and so does not stay prepared.
     pub fn once(text: impl Into<Arc<str>>) -> Self {
         Statement {
             stays_prepared: false,
@@ -39,7 +39,7 @@ impl Statement {
 
     #[must_use]
     pub fn bind<'v>(mut self, value: impl Encode<'v, MySql> + Type<MySql>) -> Self {
-        // without a value that cannot be encoded, sqlx refuses the statement
+        // a value that cannot be encoded is left out, and sqlx refuses the statement for lack of it
         let _ = self.parameters.add(value);
         self
     }
@@ -47,9 +47,9 @@ impl Statement {
     /// Binds rows as the JSON text that [`json::table`](super::json::table) unfolds.
     #[must_use]
     pub fn bind_rows<R: Serialize>(self, rows: impl IntoIterator<Item = R>) -> Self {
-        let rows: Vec<_> = rows.into_iter().collect();
+        let all: Vec<_> = rows.into_iter().collect();
         // numbers and text always become JSON
-        self.bind(serde_json::to_string(&rows).unwrap_or_default())
+        self.bind(serde_json::to_string(&all).unwrap_or_default())
     }
 
     pub fn query(self) -> Query<'static, MySql, MySqlArguments> {
@@ -96,11 +96,12 @@ pub fn of_table(columns: &str, view: &str, table: &str) -> Statement {
         Some((schema, name)) => (Some(schema), name),
         None => (None, table),
     };
-    let select = Statement::new(format!(
+    Statement::new(format!(
         "SELECT {columns} FROM information_schema.{view} \
          WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?"
-    ));
-    select.bind(schema).bind(name)
+    ))
+    .bind(schema)
+    .bind(name)
 }
 
 /// Returns text that is stored as bytes.

@@ -16,7 +16,7 @@ use super::session::READ_ONLY;
 use super::shape::{Shape, Storage};
 use super::statement::{Statement, quoted, table_name};
 use crate::family::table::{KeyType, Table};
-use crate::store::{Columns, Registered};
+use crate::store::{Columns, Registration};
 
 /// The exact number of rows of [`Target::bulk_upsert`]. A statement for every number of rows would
 /// not stay prepared.
@@ -42,7 +42,7 @@ pub struct Target {
     /// The key columns. The first one of counterfoil's own table is the family.
     pub keys: Vec<StoredKey>,
     pub is_own: bool,
-    /// What its columns can hold; `None` for counterfoil's own.
+    /// The values that its columns can hold; `None` for counterfoil's own.
     pub definition: Option<Arc<Columns>>,
     /// Takes rows of a delta and a key. Inserts only if the table is numbered.
     pub upsert: Statement,
@@ -70,12 +70,12 @@ pub struct Target {
 
 /// The statements of a lookup.
 pub struct Lookup {
-    /// Takes one row's key; and the ledger's family, partition and incarnation. Always returns one
-    /// row of 2, state, digits, mark.
+    /// Takes one row's key, then the ledger's family, partition and incarnation. Always returns one
+    /// row: 2, [`READ_ONLY`], the digits and the mark.
     pub one: Statement,
-    /// Takes ids, and the family if the table is counterfoil's own; and ledger rows (partition,
-    /// incarnation) and their family. Returns 0, position, digits; 1, position, NULL, mark; and one
-    /// row of 2, 0, state.
+    /// Takes ids, and the family if the table is counterfoil's own; then ledger rows (partition,
+    /// incarnation) and their family. Returns the row (0, position, digits) for each id, (1,
+    /// position, mark) for each ledger row, and (2, 0, [`READ_ONLY`]) once.
     pub many: Statement,
 }
 
@@ -99,8 +99,11 @@ impl Target {
 
     pub fn new(table: &Table, shape: &Shape, is_own: bool) -> Self {
         let (name, value) = (table_name(&table.name), quoted(&table.value));
-        let keys = table.keys.iter().zip(&shape.keys).enumerate();
-        let keys: Vec<_> = keys
+        let keys: Vec<_> = table
+            .keys
+            .iter()
+            .zip(&shape.keys)
+            .enumerate()
             .map(|(index, ((name, kind), storage))| StoredKey {
                 column: quoted(name),
                 name: format!("k{index}"),
@@ -117,18 +120,13 @@ impl Target {
                 format!("{table}.{value}")
             }
         };
-        let unchanged = |at: &str| -> String {
-            let columns = table.unchanged.iter().map(|name| quoted(name));
-            columns
-                .map(|column| format!(", {at}.{column} = {at}.{column}"))
-                .collect()
-        };
         let or_update = if shape.is_numbered {
             String::new()
         } else {
-            let (current, unchanged) = (current(&name), unchanged(&name));
             format!(
-                " ON DUPLICATE KEY UPDATE {name}.{value} = {current} + {INPUT}.delta{unchanged}"
+                " ON DUPLICATE KEY UPDATE {name}.{value} = {} + {INPUT}.delta{}",
+                current(&name),
+                unchanged(table, &name)
             )
         };
         let digits = format!("CAST({} AS CHAR)", current("t"));
@@ -138,7 +136,7 @@ impl Target {
         );
         let found = format!("CASE WHEN {is_found} THEN {digits} END");
         let delta = ("delta".to_owned(), I64);
-        let deltas = json::table([delta].into_iter().chain(columns(&keys)));
+        let deltas = json::table(std::iter::once(delta).chain(columns(&keys)));
         let columns_of = join(&keys, ", ", |key| key.column.clone());
         let given = join(&keys, ", ", StoredKey::given);
         let matches = join(&keys, " AND ", StoredKey::equals_given);
@@ -153,7 +151,7 @@ impl Target {
             json::derived_table(columns(&keys)),
         );
 
-        // the ids of a read have one family
+        // all ids of a read belong to one family, which is a parameter beside the JSON
         let family = if is_own { "t.family = ? AND " } else { "" };
         let ids = &keys[usize::from(is_own)..];
         let many = format!(
@@ -162,7 +160,8 @@ impl Target {
             join(ids, " AND ", StoredKey::equals_given)
         );
         let last = format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {READ_ONLY}");
-        // names the columns, since the reply would otherwise contain whole expressions as names
+        // the columns have names, because the reply would otherwise contain whole expressions as
+        // names
         let by_parameters = join(&keys, " AND ", StoredKey::equals);
         let one = format!(
             "SELECT 2, {READ_ONLY} AS text, (SELECT {digits} FROM {t} WHERE {by_parameters}) AS digits"
@@ -188,7 +187,7 @@ impl Target {
             update: Statement::new(format!(
                 "UPDATE {deltas} STRAIGHT_JOIN {t} ON {matches} SET t.{value} = {} + {INPUT}.delta{}",
                 current("t"),
-                unchanged("t")
+                unchanged(table, "t")
             )),
             values: Lookup {
                 one: Statement::new(format!("{one}, NULL AS mark")),
@@ -214,14 +213,16 @@ impl Target {
 
     /// Returns the name of a column that is too short for its part of the key.
     pub fn too_short(&self, key: &[Segment<'_>]) -> Option<&str> {
-        let mut columns = self.keys.iter().zip(key);
-        let column = columns.find(|(column, segment)| match (&column.storage, segment) {
-            (Storage::Characters { length, .. }, Segment::Text(text)) => {
-                text.chars().count() > *length
-            }
-            _ => false,
-        });
-        column.map(|(column, _)| &*column.column)
+        self.keys
+            .iter()
+            .zip(key)
+            .find(|(column, segment)| match (&column.storage, segment) {
+                (Storage::Characters { length, .. }, Segment::Text(text)) => {
+                    text.chars().count() > *length
+                }
+                _ => false,
+            })
+            .map(|(column, _)| &*column.column)
     }
 
     /// Returns the key columns and the value column, quoted.
@@ -237,6 +238,17 @@ impl Target {
     pub fn id_keys(&self) -> &[StoredKey] {
         &self.keys[usize::from(self.is_own)..]
     }
+}
+
+/// Returns the assignments that leave the unchanged columns of a row as they are. `row` is the table's
+/// name in the statement.
+fn unchanged(table: &Table, row: &str) -> String {
+    table
+        .unchanged
+        .iter()
+        .map(|name| quoted(name))
+        .map(|column| format!(", {row}.{column} = {row}.{column}"))
+        .collect()
 }
 
 /// Returns the JSON columns of keys.
@@ -264,7 +276,7 @@ pub enum Segment<'id> {
 impl<'id> Segment<'id> {
     pub fn new(kind: KeyType, text: &'id str) -> Self {
         match kind {
-            // split() passes nothing but numbers
+            // the id was checked before, so this is always a number
             KeyType::Unsigned | KeyType::Signed | KeyType::DateTime => {
                 text.parse().map_or(Segment::Text(text), Segment::Number)
             }
@@ -298,20 +310,23 @@ pub fn bind<'id>(
 
 /// Returns the id's segments, one for each of [`Target::id_keys`], or the reason why it matches no
 /// row.
-pub fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Segment<'id>>, String> {
-    let family = &family.family;
-    family.check_id(id).map_err(|wrong| wrong.to_string())?;
-    let Some(table) = &family.table else {
+pub fn segments<'id>(family: &Registration, id: &'id str) -> Result<Vec<Segment<'id>>, String> {
+    family
+        .family
+        .check_id(id)
+        .map_err(|wrong| wrong.to_string())?;
+    let Some(table) = &family.family.table else {
         return Ok(vec![Segment::Text(id)]);
     };
-    let parts = table.split(id).zip(&table.keys);
-    Ok(parts
+    Ok(table
+        .split(id)
+        .zip(&table.keys)
         .map(|(part, (_, kind))| Segment::new(*kind, part))
         .collect())
 }
 
 /// Returns the first segment of a row's key if the row is in counterfoil's own table.
-pub fn family_segment(family: &Registered) -> Option<Segment<'static>> {
+pub fn family_segment(family: &Registration) -> Option<Segment<'static>> {
     family
         .family
         .table
@@ -324,8 +339,8 @@ const EPOCH: &str = "TIMESTAMP'1970-01-01 00:00:00'";
 
 /// Returns these seconds of Unix time as MySQL writes a DATETIME.
 fn date_time(seconds: i64) -> String {
-    let time = Timestamp::from_second(seconds).unwrap_or_default();
-    let time = Offset::UTC.to_datetime(time);
+    let at = Timestamp::from_second(seconds).unwrap_or_default();
+    let time = Offset::UTC.to_datetime(at);
     format!("{} {}", time.date(), time.time())
 }
 
@@ -365,8 +380,9 @@ impl StoredKey {
         format!("t.{} = {}", self.column, self.given())
     }
 
-    /// Returns a parameter in the form that the column takes. As text it is compared with a column
-    /// of any character set: by itself a server refuses text that has other characters.
+    /// Returns a parameter in the form that the column takes. With `as_text` it is text, which is
+    /// converted to the character set of the column. Without this conversion a server refuses to
+    /// compare a column with text that has other characters.
     pub fn parameter(&self, as_text: bool) -> String {
         match (self.kind, &self.storage) {
             (_, Storage::Characters { .. }) if as_text => self.stored("CONVERT(? USING utf8mb4)"),
@@ -376,8 +392,8 @@ impl StoredKey {
         }
     }
 
-    /// Returns a parameter in the application's own statement, which converts text by itself. It is
-    /// bound as text.
+    /// Returns a parameter in the application's own statement, whose text says how it is converted.
+    /// It is bound as text.
     pub fn own_parameter(&self) -> &'static str {
         match self.storage {
             Storage::Time { .. } => "CAST(? AS DATETIME)",
@@ -430,7 +446,7 @@ impl StoredKey {
     pub fn bytes(&self) -> String {
         let column = format!("t.{}", self.column);
         match (self.kind, &self.storage) {
-            // bare, so that a range of the column is a range of the index
+            // the bare column, so that a range of it is a range of the index
             (KeyType::Text, Storage::Bytes) => column,
             _ => self.bytes_of(&column),
         }
@@ -441,7 +457,8 @@ impl StoredKey {
         let text = match (self.kind, &self.storage) {
             // removes the leading zeros of a ZEROFILL column
             (KeyType::Unsigned | KeyType::Signed, Storage::Plain) => format!("{column} + 0"),
-            // other times of a column are no keys
+            // times that no id spells become NULL: those that are not a midnight, or not a whole
+            // second
             (_, Storage::Midnight) => {
                 format!("IF({column} = DATE({column}), DATE({column}), NULL)")
             }
@@ -449,16 +466,15 @@ impl StoredKey {
                 "IF(MICROSECOND({column}) = 0, TIMESTAMPDIFF(SECOND, {EPOCH}, {column}) {:+}, NULL)",
                 -ahead
             ),
-            // a source's VARCHAR keeps trailing spaces
+            // a CHAR column drops trailing spaces, but a VARCHAR column of a source keeps them
             (KeyType::Char, _) => format!("RTRIM({column})"),
             // a lookup also finds a row in upper case where the collation folds
             (KeyType::Uuid, Storage::Characters { .. }) => format!(
                 "IF(COLLATION({column}) LIKE '%_ci', LOWER(RTRIM({column})), RTRIM({column}))"
             ),
             (_, Storage::UuidBytes) => {
-                let groups = [(1, 4), (5, 2), (7, 2), (9, 2), (11, 6)];
-                let groups =
-                    groups.map(|(from, bytes)| format!("HEX(SUBSTR({column}, {from}, {bytes}))"));
+                let groups = [(1, 4), (5, 2), (7, 2), (9, 2), (11, 6)]
+                    .map(|(from, bytes)| format!("HEX(SUBSTR({column}, {from}, {bytes}))"));
                 format!("LOWER(CONCAT_WS('-', {}))", groups.join(", "))
             }
             _ => column.to_owned(),

@@ -24,7 +24,8 @@ impl RedisCluster {
 
     async fn move_slot(&self, slot: u16, from: usize, to: usize, pause: Duration) {
         let (source, target) = (self.own(from).await.id, self.own(to).await.id);
-        // in this order: the target must accept a redirected client
+        // the target comes first: once the source is migrating, it redirects clients, and the
+        // target must accept them
         self.tell(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}"))
             .await;
         self.tell(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}"))
@@ -33,7 +34,7 @@ impl RedisCluster {
             self.move_key(&key, from, to).await;
             tokio::time::sleep(pause).await;
         }
-        // in this order: some node must always own the slot
+        // the target comes first: otherwise no node would own the slot for a moment
         self.tell(to, &format!("CLUSTER SETSLOT {slot} NODE {target}"))
             .await;
         self.tell(from, &format!("CLUSTER SETSLOT {slot} NODE {target}"))

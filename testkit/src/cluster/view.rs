@@ -56,14 +56,10 @@ impl Member {
         let (address, bus) = words.get(1)?.split_once('@')?;
         let (_, port) = address.rsplit_once(':')?;
         let bus: u16 = bus.split(',').next()?.parse().ok()?;
-        let range = |word: &&str| {
-            let (from, to) = word.split_once('-').unwrap_or((word, word));
-            Some(from.parse().ok()?..=to.parse().ok()?)
-        };
         Some(Member {
             id: words[0].to_owned(),
-            // newer servers report port 0 for a node with TLS only; its bus is 10,000 above its
-            // port
+            // newer servers report port 0 for a node with TLS only. The port of its bus is always
+            // 10,000 above its own
             port: port
                 .parse()
                 .ok()
@@ -76,11 +72,21 @@ impl Member {
                 .map(|id| (*id).to_owned()),
             epoch: words.get(6)?.parse().ok()?,
             // skips slots in migration, which are in brackets
-            slots: words.iter().skip(8).filter_map(range).collect(),
+            slots: words
+                .iter()
+                .skip(8)
+                .filter_map(|word| slots(word))
+                .collect(),
         })
     }
 
     pub fn has(&self, slot: u16) -> bool {
         self.slots.iter().any(|range| range.contains(&slot))
     }
+}
+
+/// Parses `SLOT` or `SLOT-SLOT`.
+fn slots(word: &str) -> Option<RangeInclusive<u16>> {
+    let (from, to) = word.split_once('-').unwrap_or((word, word));
+    Some(from.parse().ok()?..=to.parse().ok()?)
 }

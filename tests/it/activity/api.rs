@@ -102,6 +102,6 @@ async fn a_wrong_touch_is_refused_by_name() {
     refused(
         pair.counterfoil.open(family("refused").stripes(2)).await,
         Mismatch,
-        "2 stripes",
+        "stripes = 2",
     );
 }

@@ -1,6 +1,6 @@
 //! The crate as a user uses it, on real servers: counting, reading, syncing and refusals.
 
-use counterfoil::test_hooks::{Counted, Lease, Partition};
+use counterfoil::test_hooks::{CallReply, Lease, Partition};
 use futures_util::{StreamExt, TryStreamExt};
 
 use crate::support::*;
@@ -87,7 +87,7 @@ async fn with_replica(pair: &Pair, behind: &Pair) -> (Counterfoil, BufferedCount
     let store = MysqlStore::new(&pair.pool)
         .unwrap()
         .with_replica(behind.mysql().clone());
-    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let counterfoil = patient(Counterfoil::new(pair.redis.manager().await, store));
     let views = counterfoil.opened(views()).await;
     (counterfoil, views)
 }
@@ -323,7 +323,7 @@ async fn a_client_configured_with_another_partition_count_is_refused_and_loses_n
         };
         stray.add(&wrong, fence, 1, [("page", 3)]).await.unwrap()
     };
-    assert!(matches!(add(1).await, Counted::Executed { .. }));
+    assert!(matches!(add(1).await, CallReply::Executed { .. }));
 
     let views = pair.open(family("views").partitions(8)).await;
     let text = "8 partitions, not buffered with 16";
@@ -334,7 +334,7 @@ async fn a_client_configured_with_another_partition_count_is_refused_and_loses_n
     pair.arrives(4).await;
     assert_eq!(views.value("page").await, 4);
     // from here on it is refused
-    assert_eq!(add(2).await, Counted::Expired);
+    assert_eq!(add(2).await, CallReply::Expired);
     refused(epoch(&stray, &wrong).await, Mismatch, "");
     reconciler.stop().await;
 }

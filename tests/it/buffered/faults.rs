@@ -1,7 +1,7 @@
 //! Faults under load, on real servers: replies are lost, servers killed and paused, and reconcilers
 //! die. After each fault the database holds all acknowledged hits.
 
-use counterfoil::Shown;
+use counterfoil::ReadValues;
 
 use crate::support::*;
 
@@ -245,7 +245,7 @@ async fn a_read_is_exact_although_the_database_replies_first() {
     let proxy = Proxy::to(&pair.redis);
     let primary = Primary::connect(proxy.url()).await.unwrap();
     let store = MysqlStore::new(&pair.pool).unwrap();
-    let reader = Counterfoil::new(primary, store.clone());
+    let reader = patient(Counterfoil::new(primary, store.clone()));
     let reader = reader.opened(family("views")).await;
     let mut total = 0;
     // the number of hits counted and drained before the read, and during it
@@ -289,7 +289,7 @@ async fn a_read_is_exact_although_the_database_replies_first() {
 async fn a_read_survives_an_idle_connection_that_was_closed() {
     let pair = Pair::new().await;
     let store = MysqlStore::new(&pair.pool).unwrap().max_connections(1);
-    let views = Counterfoil::new(pair.redis.manager().await, store.clone())
+    let views = patient(Counterfoil::new(pair.redis.manager().await, store.clone()))
         .opened(family("views"))
         .await;
     for _ in 0..3 {
@@ -343,7 +343,7 @@ async fn a_page_may_show_what_is_stored() {
             votes.get_or_stored(&ids, limit).await.unwrap(),
         ] {
             let values = vec![value, 0];
-            assert_eq!(shown, Shown { values, exact });
+            assert_eq!(shown, ReadValues { values, exact });
         }
     };
     expect(secs(5), 4, true).await;

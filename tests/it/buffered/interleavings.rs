@@ -11,7 +11,7 @@
 
 use std::convert::Infallible;
 
-use counterfoil::test_hooks::{Counted, Partition, PartitionCall};
+use counterfoil::test_hooks::{CallReply, Partition, PartitionCall};
 use proptest::option;
 
 use crate::support::interleaving::*;
@@ -41,7 +41,7 @@ impl Counters for Buffered {
         world: &mut World<'_, S, Self>,
         key: &Key,
         tokens: &[usize],
-    ) -> Checked<Counted> {
+    ) -> Checked<CallReply> {
         let (stage, home) = (&world.stage, world.stage.partition(0));
         let calls = tokens.iter().map(|&token| {
             let id = IDS[world.tokens[token].id];

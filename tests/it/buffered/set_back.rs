@@ -8,7 +8,7 @@
 
 use crate::support::kinds::family;
 use crate::support::{self};
-use counterfoil::test_hooks::{Counted, Scan, last_cuts};
+use counterfoil::test_hooks::{CallReply, Scan, last_cuts};
 
 use crate::support::interleaving::*;
 use crate::support::*;
@@ -108,7 +108,7 @@ impl<'s> World<'s> {
             store: database.store.clone(),
             between: gate.clone(),
         };
-        let counterfoil = Counterfoil::new(stage.redis.clone(), store);
+        let counterfoil = patient(Counterfoil::new(stage.redis.clone(), store));
         let counters = counterfoil.opened(buffered).await;
         // the second state has an epoch, so that calls can be executed there
         support::epoch(&stage.partition(0), &family).await.unwrap();
@@ -198,7 +198,7 @@ impl<'s> World<'s> {
                     [(id, 1)],
                 )
                 .await?,
-            Counted::Executed {
+            CallReply::Executed {
                 repeated: false,
                 ..
             }

@@ -39,10 +39,10 @@ async fn a_process_with_other_bounds_or_another_kind_is_refused() {
         |family| family.min(0).max(11),
     ];
     for other in others {
-        refused(open(other).await, Mismatch, "min 0, max 10");
+        refused(open(other).await, Mismatch, "min = 0, max = 10");
     }
     // the change that the documentation describes
-    pair.sql("UPDATE counterfoil_families SET shape = 'min 0' WHERE namespace = 'test' AND name = 'stock'").await;
+    pair.sql("UPDATE counterfoil_families SET shape = 'min = 0' WHERE namespace = 'test' AND name = 'stock'").await;
     open(|family| family.min(0)).await.unwrap();
 
     let _views = pair.open(crate::support::family("votes")).await;

@@ -285,7 +285,7 @@ impl Behind {
             store: MemoryStore::new(),
             between: between.clone(),
         };
-        let counterfoil = Counterfoil::new(redis.manager().await, store);
+        let counterfoil = patient(Counterfoil::new(redis.manager().await, store));
         let votes = counterfoil.opened(family().partitions(1)).await;
         (redis, counterfoil, votes, between)
     }

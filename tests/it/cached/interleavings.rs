@@ -8,7 +8,7 @@
 //! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the
 //! number of times that it contains that increment. The test controls the time.
 
-use counterfoil::test_hooks::{Counted, Seed, Ticket};
+use counterfoil::test_hooks::{CallReply, Seed, Ticket};
 
 use crate::support::interleaving::*;
 use crate::support::*;
@@ -380,13 +380,13 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let at = self.stage.note_length();
         self.note_seeded(&call, before).await?;
         let words = match reply {
-            Counted::Executed { results, .. } => results,
+            CallReply::Executed { results, .. } => results,
             // the caller receives an error: the outcome is unknown
-            Counted::Expired | Counted::Outdated => {
+            CallReply::Expired | CallReply::Outdated => {
                 self.client_dies(number);
                 return Ok(());
             }
-            Counted::Passed => return Err(failed("PASSED: the client made no later call")),
+            CallReply::Passed => return Err(failed("PASSED: the client made no later call")),
         };
         match &call.executed {
             None => self.executed(&call.tokens, &words, at)?,
@@ -416,7 +416,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     /// Delivers the call to Redis. All its ids are in one partition.
-    async fn arrive(&self, key: &Key, call: &Call) -> Checked<Counted> {
+    async fn arrive(&self, key: &Key, call: &Call) -> Checked<CallReply> {
         let ids = self.ids(&call.tokens);
         let seeds = ids.iter().copied().zip(call.seeds.iter().copied());
         let deltas = call.tokens.iter().map(|token| Update::Add(delta(*token)));
@@ -431,7 +431,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let Some((key, call)) = self.sent.get(call % self.sent.len().max(1)).cloned() else {
             return Ok(());
         };
-        let Counted::Executed { results, .. } = self.arrive(&key, &call).await? else {
+        let CallReply::Executed { results, .. } = self.arrive(&key, &call).await? else {
             return Ok(());
         };
         let at = self.stage.note_length();
@@ -664,6 +664,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 nonce: Nonce(0),
             },
             deltas: vec![(IDS[id].as_bytes().to_vec(), added)],
+            is_lost: false,
         };
         self.database.store.apply(&[Arc::new(batch)], None).await?;
         Ok(())
@@ -756,7 +757,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     /// Handles a reset: pending increments may be gone, and must be reported.
-    async fn note_dropped(&mut self, partition: u32, dropped: Option<Dropped>) -> Checked {
+    async fn note_dropped(&mut self, partition: u32, dropped: Option<ResetReply>) -> Checked {
         let Some(dropped) = dropped else {
             return Ok(());
         };

@@ -1,4 +1,4 @@
-//! An application's pool as a connection. The guide has programs for two pools.
+//! An application's pool as a connection. The guide has a program for one.
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;

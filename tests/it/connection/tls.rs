@@ -4,6 +4,9 @@ use counterfoil::redis::{
     Client, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo, TlsCertificates,
 };
 use counterfoil::sqlx::{AssertSqlSafe, raw_sql};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 
 use crate::support::*;
 
@@ -124,6 +127,44 @@ async fn a_password_is_taken_also_without_certificates() {
         "Access denied",
     )
     .await;
+}
+
+/// Poses as a MySQL that asks for the password in clear. Returns its URL, and what clients send.
+async fn impostor() -> (String, JoinHandle<Vec<u8>>) {
+    // version 10 of the protocol, 4.1, without TLS, with the plugin's name
+    let mut greeting = b"\x0a5.7.0\0\x01\0\0\0abcdefgh\0\0\x82\x21\0\0\x08\0\x15".to_vec();
+    greeting.extend([0; 10]);
+    greeting.extend(b"ijklmnopqrst\0mysql_clear_password\0");
+    let length = u32::try_from(greeting.len()).unwrap().to_le_bytes();
+    greeting.splice(0..0, length);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    // an address of this machine that is not one of the loopback interface
+    let url = format!(
+        "mysql://shop:secret@0.0.0.0:{}/shop",
+        listener.local_addr().unwrap().port()
+    );
+    let served = tokio::spawn(async move {
+        let (mut client, _) = listener.accept().await.unwrap();
+        client.write_all(&greeting).await.unwrap();
+        let mut sent = [0; 1024];
+        let length = client.read(&mut sent).await.unwrap_or_default();
+        sent[..length].to_vec()
+    });
+    (url, served)
+}
+
+#[tokio::test]
+async fn a_password_is_not_sent_in_clear_to_another_machine() {
+    let is_sent = async |parameter: &str| {
+        let (url, served) = impostor().await;
+        let store = MysqlStore::new(url + parameter).unwrap();
+        store.create_tables().await.unwrap_err();
+        let sent = served.await.unwrap();
+        sent.windows(6).any(|part| part == b"secret")
+    };
+    assert!(!is_sent("").await);
+    // the URL accepts that
+    assert!(is_sent("?ssl-mode=PREFERRED").await);
 }
 
 #[tokio::test]

@@ -18,17 +18,17 @@ fn other_cut(batch: &Batch) -> Arc<Batch> {
     with_id(batch, BatchId { nonce, ..batch.id })
 }
 
-fn part(progress: impl Into<Vec<Progress>>, rows: u64, rejected: u64) -> Applied {
-    Applied {
+fn part(progress: impl Into<Vec<Progress>>, rows: u64, rejected: u64) -> ApplyReply {
+    ApplyReply {
         progress: progress.into(),
         rows,
         rejected,
-        ..Applied::default()
+        ..ApplyReply::default()
     }
 }
 
 /// Checks the contract of a store: parts, marks and set-backs.
-pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
+pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registration>) {
     let mut one = batch(family, 0, 1, [("1", 1), ("2", 2), ("3", 3)]);
     // a client in another language can count such an id
     Arc::make_mut(&mut one).deltas.push((b"\xff".to_vec(), 9));
@@ -99,14 +99,22 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     assert_eq!(rows(&["1", "2"]).await, [Some(10), Some(1)]);
     // a database that was set back to the middle of batch 3 lacks batch 4
     let three = batch(family, 3, 3, [("7", 1), ("8", 1)]);
-    assert_eq!(
-        apply(&[three], Some(1)).await.progress,
-        [Partial { left: 1 }]
-    );
+    let lost = |progress, batches| ApplyReply {
+        database_set_back: vec![(0, batches)],
+        ..part([progress], 1, 0)
+    };
+    let applied = apply(&[three], Some(1)).await;
+    assert_eq!(applied, lost(Partial { left: 1 }, 2));
     let four = batch(family, 3, 4, [("8", 5)]);
-    assert_eq!(apply(&[four], None).await, part([Complete], 1, 0));
+    assert_eq!(apply(&[four], None).await, lost(Complete, 1));
+    // Redis has released batches 5 and 6
+    let mut six = batch(family, 3, 6, [("7", 0); 0]);
+    Arc::make_mut(&mut six).is_lost = true;
+    let applied = apply(&[six.clone()], None).await;
+    assert_eq!(applied.database_set_back, [(0, 2)]);
+    assert_eq!(apply(&[six], None).await, part([Repeated], 0, 0));
     assert_eq!(rows(&["7", "8"]).await, [Some(1), Some(5)]);
-    assert_eq!(apply(&[], None).await, Applied::default());
+    assert_eq!(apply(&[], None).await, ApplyReply::default());
 
     // no part ends with an id that a ledger row cannot hold
     let long = "2".repeat(256);
@@ -120,7 +128,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     assert_eq!(apply(&cut, Some(2)).await.progress, progress);
     let others = [mark(0, 2, None), mark(1, 1, None)];
     let cut_mark = mark(2, 1, Some(b"3"));
-    expect_marks(&[&others[..], &[cut_mark, mark(3, 4, None)]].concat()).await;
+    expect_marks(&[&others[..], &[cut_mark, mark(3, 6, None)]].concat()).await;
     assert_eq!(apply(&cut, None).await, part([Complete], 1, 0));
     assert_eq!(rows(&["1", "3", "4"]).await, [Some(10), Some(4), Some(41)]);
 
@@ -254,7 +262,7 @@ async fn a_deadlock_is_retried() {
         // READ COMMITTED keeps locks only on changed rows, even when it scans the whole table
         let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
         let mut other = db.pool.begin_with(begin).await.unwrap();
-        let touch = |family: &Registered, id| {
+        let touch = |family: &Registration, id| {
             let update =
                 "UPDATE counterfoil_values SET value = value + 1 WHERE family = ? AND id LIKE ?";
             sqlx::query(update).bind(family.number).bind(id)

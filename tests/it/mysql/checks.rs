@@ -105,7 +105,7 @@ async fn an_unreachable_database_is_a_finding_and_an_error() {
     let family = views().build().unwrap();
     let registered = store.register(&family).await;
     expect_retryable(refused(registered, ErrorKind::Store, ""));
-    let family = Registered {
+    let family = Registration {
         family,
         number: FamilyNumber(1),
         database: String::new(),

@@ -1,7 +1,7 @@
 //! A test's own database, batches for it, and the sums of their outcomes.
 
 use counterfoil::admin::Reject;
-use counterfoil::recount::{Recounted, Rows, Source};
+use counterfoil::recount::{RecountProgress, Rows, Source};
 
 use crate::support::*;
 
@@ -88,31 +88,31 @@ impl Db {
         }
     }
 
-    pub async fn registered(&self, family: &Family) -> Arc<Registered> {
+    pub async fn registered(&self, family: &Family) -> Arc<Registration> {
         Arc::new(self.store.register(family).await.unwrap())
     }
 
-    pub async fn family(&self, builder: FamilyBuilder<BufferedCounters>) -> Arc<Registered> {
+    pub async fn family(&self, builder: FamilyBuilder<BufferedCounters>) -> Arc<Registration> {
         self.registered(&builder.build().unwrap()).await
     }
 
-    pub async fn views(&self) -> Arc<Registered> {
+    pub async fn views(&self) -> Arc<Registration> {
         self.family(views()).await
     }
 
-    pub async fn table(&self, name: &str, table: Table) -> Arc<Registered> {
+    pub async fn table(&self, name: &str, table: Table) -> Arc<Registration> {
         self.family(Family::buffered("shop", name).table(table))
             .await
     }
 
     /// Creates a table of rows by `id`, whose value `n` has this type.
-    pub async fn numbers(&self, name: &str, value: &str) -> Arc<Registered> {
+    pub async fn numbers(&self, name: &str, value: &str) -> Arc<Registration> {
         let columns = format!("(id INT PRIMARY KEY, n {value} NOT NULL)");
         self.run(&format!("CREATE TABLE {name} {columns}")).await;
         self.table(name, by_id(Table::upsert(name), Signed)).await
     }
 
-    pub async fn values(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
+    pub async fn values(&self, family: &Registration, ids: &[&str]) -> Vec<Option<i64>> {
         self.store
             .read(family, ids, &[], ReadFrom::Primary)
             .await
@@ -123,7 +123,7 @@ impl Db {
     /// Asserts that the rows of these ids have these values.
     pub async fn has(
         &self,
-        family: &Registered,
+        family: &Registration,
         ids: &[&str],
         expected: impl AsRef<[Option<i64>]>,
     ) {
@@ -131,13 +131,13 @@ impl Db {
         assert_eq!(values, expected.as_ref(), "{family} {ids:?}");
     }
 
-    pub async fn rows(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
+    pub async fn rows(&self, family: &Registration, ids: &[&str]) -> Vec<Option<i64>> {
         self.store.rows(family, ids).await.unwrap()
     }
 
     pub async fn list(
         &self,
-        family: &Registered,
+        family: &Registration,
         prefix: &str,
         after: Option<&str>,
         limit: usize,
@@ -146,7 +146,7 @@ impl Db {
     }
 
     /// Lists all ids with the prefix, page by page.
-    pub async fn pages(&self, family: &Registered, prefix: &str, limit: usize) -> Vec<String> {
+    pub async fn pages(&self, family: &Registration, prefix: &str, limit: usize) -> Vec<String> {
         let (mut all, mut after) = (Vec::<String>::new(), None);
         loop {
             let page = self.list(family, prefix, after.as_deref(), limit).await;
@@ -174,7 +174,7 @@ impl Db {
     /// Applies one batch.
     pub async fn add<I: AsRef<[u8]>>(
         &self,
-        family: &Arc<Registered>,
+        family: &Arc<Registration>,
         partition: u32,
         seq: u64,
         deltas: impl IntoIterator<Item = (I, i64)>,
@@ -185,7 +185,7 @@ impl Db {
     /// Applies a batch of partition 0, of which so many deltas change rows, and so many are rejected.
     pub async fn adds<I: AsRef<[u8]>>(
         &self,
-        family: &Arc<Registered>,
+        family: &Arc<Registration>,
         seq: u64,
         deltas: impl IntoIterator<Item = (I, i64)>,
         (rows, rejected): (u64, u64),
@@ -220,7 +220,7 @@ pub fn many(ids: usize, delta: i64) -> impl Iterator<Item = (String, i64)> + Clo
 }
 
 pub fn batch<I: AsRef<[u8]>>(
-    family: &Arc<Registered>,
+    family: &Arc<Registration>,
     partition: u32,
     seq: u64,
     deltas: impl IntoIterator<Item = (I, i64)>,
@@ -239,6 +239,7 @@ pub fn batch<I: AsRef<[u8]>>(
             nonce: Nonce(u64::MAX - seq),
         },
         deltas,
+        is_lost: false,
     })
 }
 
@@ -270,7 +271,7 @@ pub async fn complete(
 ) -> Result<Sums> {
     let (mut left, mut sums) = (batches.to_vec(), Sums::default());
     while !left.is_empty() {
-        let Applied {
+        let ApplyReply {
             progress,
             rows,
             rejected,
@@ -302,8 +303,8 @@ pub async fn recounted(
     redis: &RedisServer,
     name: &str,
     rows: i64,
-) -> Result<Recounted> {
-    let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
+) -> Result<RecountProgress> {
+    let counterfoil = patient(Counterfoil::new(redis.manager().await, store.clone()));
     let counters = counterfoil.open(Family::buffered("shop", name)).await?;
     let source =
         Source::function(

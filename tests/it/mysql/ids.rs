@@ -28,7 +28,7 @@ fn family_of(case: &Value) -> Family {
 }
 
 /// Creates the table of the case, and registers its family.
-async fn registered(db: &Db, case: &Value) -> Arc<Registered> {
+async fn registered(db: &Db, case: &Value) -> Arc<Registration> {
     if let Some(columns) = case["create"].as_str() {
         let table = &case["family"]["table"];
         let name = table["name"].as_str().unwrap();

@@ -7,6 +7,7 @@ mod overview;
 mod privileges;
 mod reads;
 mod rejects;
+mod restore;
 mod tables;
 mod times;
 mod values;

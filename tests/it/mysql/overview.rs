@@ -20,7 +20,7 @@ async fn overview(db: &Db, name: &str) -> Overview {
 }
 
 /// Returns a time of the family's rows in a table.
-async fn time(db: &Db, column: &str, table: &str, family: &Registered, row: &str) -> SystemTime {
+async fn time(db: &Db, column: &str, table: &str, family: &Registration, row: &str) -> SystemTime {
     let number = family.number;
     let time = format!(
         "SELECT UNIX_TIMESTAMP({column}) * 1000 FROM counterfoil_{table} WHERE family = {number} AND {row}"

@@ -125,7 +125,7 @@ impl Work {
             .ok()
     }
 
-    async fn register(&mut self, family: Family) -> Option<Arc<Registered>> {
+    async fn register(&mut self, family: Family) -> Option<Arc<Registration>> {
         let registered = self.store.register(&family).await;
         self.note(registered).map(Arc::new)
     }
@@ -274,7 +274,7 @@ async fn try_each(db: &Db, grants: &[String], work: impl AsyncFn(MysqlStore) -> 
 }
 
 /// Returns the family as the database has it, which the user cannot register.
-async fn registered(store: &MysqlStore, name: &str) -> Result<Registered> {
+async fn registered(store: &MysqlStore, name: &str) -> Result<Registration> {
     Ok(store.find(&format!("shop/{name}")).await?.unwrap())
 }
 

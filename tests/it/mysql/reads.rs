@@ -169,7 +169,7 @@ impl Db {
     }
 
     /// Lists the ids page by page for each prefix, and compares with the known ids.
-    pub async fn expect_listed(&self, family: &Registered, known: &[&str], prefixes: &[&str]) {
+    pub async fn expect_listed(&self, family: &Registration, known: &[&str], prefixes: &[&str]) {
         let mut known = known.to_vec();
         known.sort();
         for prefix in prefixes {

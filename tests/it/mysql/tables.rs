@@ -37,7 +37,7 @@ async fn a_family_has_one_number_and_one_identity() {
     for (setting, known, builder) in [
         ("partitions", "\"4\"", views().partitions(8)),
         ("wide", "\"false\"", views().wide(true)),
-        ("durability", "\"settle 2500 ms\"", at_once),
+        ("durability", "\"2.5s\"", at_once),
         ("table", "\"own\"", views().table(table)),
     ] {
         let message = db.mismatch(builder).await;

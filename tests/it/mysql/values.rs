@@ -213,7 +213,7 @@ async fn a_connection_may_be_idle_for_longer_than_a_transaction() {
     assert_eq!(alone.number(is_usual).await, 1);
     alone.has(&family, &["1"], [Some(10)]).await;
     // rolled back
-    let unknown = Registered {
+    let unknown = Registration {
         number: FamilyNumber(u64::MAX),
         ..(*family).clone()
     };

@@ -452,7 +452,7 @@ async fn a_filter_means_what_it_means_to_mysql() {
     let options = pair.pool.connect_options();
     let url = support::mysql().await.url(options.get_database().unwrap());
     let store = MysqlStore::new(&url).unwrap();
-    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let counterfoil = patient(Counterfoil::new(pair.redis.manager().await, store));
     let users = counterfoil.opened(family("saves")).await;
     users.count("1", 2).await;
     counterfoil.drained().await;

@@ -118,7 +118,7 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
 async fn a_source_with_a_further_parameter_leaves_the_pool_usable() {
     let (pair, _) = stage().await;
     let store = MysqlStore::new(&pair.pool).unwrap().max_connections(2);
-    let client = Counterfoil::new(pair.redis.manager().await, store.clone());
+    let client = patient(Counterfoil::new(pair.redis.manager().await, store.clone()));
     let saves = client.opened(family("saves")).await;
     for _ in 0..3 {
         let source = super::saves().filter("event > ?");
@@ -282,7 +282,7 @@ async fn a_cached_counter_shows_a_correction_whose_commit_had_no_reply() {
     let proxy = Arc::new(Proxy::to_unix(mysql().await.socket()));
     let options = (*pair.pool.connect_options()).clone();
     let store = MysqlStore::new(options.socket(proxy.socket())).unwrap();
-    let other = Counterfoil::new(pair.redis.manager().await, store);
+    let other = patient(Counterfoil::new(pair.redis.manager().await, store));
     let cut = proxy.clone();
     let source = Source::function(move |_| {
         // the packet of the commit

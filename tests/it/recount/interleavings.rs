@@ -5,7 +5,7 @@
 //! that a counter did not move.
 
 use counterfoil::recount::Rows;
-use counterfoil::test_hooks::{Before, Difference, Page, Recounting, Run};
+use counterfoil::test_hooks::{Difference, InitialValues, Page, Recounting, Run};
 use proptest::test_runner::Config;
 
 use crate::support::*;
@@ -108,7 +108,7 @@ struct Explained {
 enum At {
     Idle,
     Begun(Run),
-    Before(Run, Before),
+    Before(Run, InitialValues),
     /// The rows are counted; these events' counts may still arrive.
     Counted(Run, Page, Vec<u64>),
     After(Run, Difference),

@@ -46,7 +46,7 @@ async fn a_batch_that_is_partly_saved_is_not_counted_again() {
     let store = MysqlStore::new(&pair.pool)
         .unwrap()
         .with_replica(behind.mysql().clone());
-    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let counterfoil = patient(Counterfoil::new(pair.redis.manager().await, store));
     let votes = counterfoil.opened(votes().partitions(1)).await;
     votes.count("1", 1).await;
     votes.count("2", 1).await;
@@ -66,6 +66,7 @@ async fn a_batch_that_is_partly_saved_is_not_counted_again() {
         partition: 0,
         id,
         deltas,
+        is_lost: false,
     });
     pair.mysql().apply(&[batch], None).await.unwrap();
     let saved = partition.saved(id, &[(b"1", Some(1))]).await;
@@ -101,7 +102,7 @@ async fn a_correction_that_a_replica_lacks_is_not_made_again() {
     let store = MysqlStore::new(&pair.pool)
         .unwrap()
         .with_replica(behind.mysql().clone());
-    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let counterfoil = patient(Counterfoil::new(pair.redis.manager().await, store));
     let saves = counterfoil.opened(users()).await;
     for raised in [1, 0] {
         let recount = counterfoil

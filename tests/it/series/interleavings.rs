@@ -5,7 +5,7 @@
 //! Every hit is a token: the k-th of a case adds 4^k. In base 4, each digit of a slice is the
 //! number of times that it contains that hit.
 
-use counterfoil::test_hooks::{Counted, timed};
+use counterfoil::test_hooks::{CallReply, timed};
 
 use crate::support::interleaving::*;
 use crate::support::*;
@@ -55,7 +55,7 @@ impl Counters for Slices {
         world: &mut World<'_, S>,
         key: &Key,
         tokens: &[usize],
-    ) -> Checked<Counted> {
+    ) -> Checked<CallReply> {
         let (token, stage) = (tokens[0], &world.stage);
         world
             .kind

@@ -16,12 +16,13 @@ pub trait Between: Send + Sync + 'static {
         ready(())
     }
 
-    /// Returns the values and ledger for the caller, given those that were read.
+    /// Returns the values and the ledger that the caller receives, given those that were read in
+    /// one snapshot.
     fn seen_at_once(&self, snapshot: Snapshot) -> impl Future<Output = Snapshot> + Send {
         ready(snapshot)
     }
 
-    /// Returns the rows for the caller, given those that were read.
+    /// Returns the rows that the caller receives, given those that were read.
     fn seen(&self, rows: Vec<Option<i64>>) -> impl Future<Output = Vec<Option<i64>>> + Send {
         ready(rows)
     }
@@ -35,11 +36,11 @@ pub struct Wrapped<S, B> {
 
 #[async_trait]
 impl<S: Store, B: Between> Store for Wrapped<S, B> {
-    async fn register(&self, family: &Family) -> Result<Registered> {
+    async fn register(&self, family: &Family) -> Result<Registration> {
         self.store.register(family).await
     }
 
-    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
+    async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<ApplyReply> {
         self.store.apply(batches, max_rows).await
     }
 
@@ -49,7 +50,7 @@ impl<S: Store, B: Between> Store for Wrapped<S, B> {
 
     async fn read(
         &self,
-        family: &Registered,
+        family: &Registration,
         ids: &[&str],
         ledger: &[(u32, Incarnation)],
         from: ReadFrom,
@@ -61,7 +62,7 @@ impl<S: Store, B: Between> Store for Wrapped<S, B> {
 
     async fn list(
         &self,
-        family: &Registered,
+        family: &Registration,
         prefix: &str,
         after: Option<&str>,
         limit: usize,
@@ -69,7 +70,7 @@ impl<S: Store, B: Between> Store for Wrapped<S, B> {
         self.store.list(family, prefix, after, limit).await
     }
 
-    async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
+    async fn rows(&self, family: &Registration, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         Ok(self.between.seen(self.store.rows(family, ids).await?).await)
     }
 }

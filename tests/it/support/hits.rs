@@ -23,7 +23,7 @@ pub struct Hit {
     pub read: Option<i64>,
 }
 
-/// The times from which, and until which, each crash took back what was counted.
+/// For each crash, the start and the end of the time whose hits it may have taken back.
 pub type Crashes = Vec<(Instant, Instant)>;
 
 impl Hit {
@@ -71,7 +71,7 @@ impl Hits {
                         outcome,
                         read: None,
                     });
-                    // a hit that may be on its way to the database
+                    // reads an earlier hit, which may be on its way to the database at this moment
                     if let Some(earlier) = hits.len().checked_sub(20)
                         && hits.len().is_multiple_of(5)
                     {

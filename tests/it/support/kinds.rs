@@ -19,7 +19,7 @@ fn series() -> FamilyBuilder<Series> {
     of_kind!(series, "series").keep([Precision::Day])
 }
 
-/// Returns the family `shop/KIND` for which rules are created.
+/// Returns the family `shop/KIND` with the settings that [`OfKind::open`] uses.
 pub fn family(kind: &str) -> Family {
     let family = match kind {
         "buffered" => of_kind!(buffered, kind).build(),

@@ -8,9 +8,10 @@ use tracing::subscriber::NoSubscriber;
 
 use super::*;
 
-/// A second subscriber, which takes nothing. While there is only one, `tracing` asks that of the
-/// thread which first reaches an event whether it is wanted, and remembers the answer for all
-/// threads. A thread of another test has none, so this log would lack the event.
+/// A second subscriber, which takes nothing. `tracing` remembers for each event, and for all
+/// threads, whether any subscriber wants it. While only one subscriber exists, it asks the thread
+/// that reaches the event first. If that is the thread of another test, it has no subscriber, and
+/// the event would be missing in this log.
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
 
 pub struct Log {

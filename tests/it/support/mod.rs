@@ -25,15 +25,15 @@ pub use counterfoil::ErrorKind::{
 pub use counterfoil::KeyType::{Char, Date, DateTime, Signed, Text, Unsigned, Uuid};
 pub use counterfoil::Outcome::{Counted, CountedBefore, NoRow, OutOfRange};
 pub use counterfoil::admin::{
-    Backlog, Finding, Reject, Retried, Role, Script, Severity, acl_rules,
+    Backlog, Finding, Reject, RetrySummary, Role, Script, Severity, acl_rules,
 };
 pub use counterfoil::store::{
-    Applied, Batch, BatchId, FamilyNumber, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom,
-    Registered,
+    ApplyReply, Batch, BatchId, FamilyNumber, Incarnation, LedgerRow, Mark, Nonce, Progress,
+    ReadFrom, Registration,
 };
 pub use counterfoil::test_hooks::{
-    Cut, Destination, Dropped, Fence, FetchReply, Guard, LastCut, PairResult, RotateReply, Update,
-    take_out,
+    Cut, Destination, Fence, FetchReply, Guard, LastCut, PairResult, ResetReply, RotateReply,
+    Update, take_out,
 };
 pub use counterfoil::{
     Activity, BufferedCounters, CachedCounters, Cluster, Connection, Counterfoil, CustomConnection,
@@ -101,7 +101,7 @@ impl Plain {
         Plain::on(options, MemoryStore::new()).await
     }
 
-    /// Does the same, and opens this family.
+    /// Starts a Redis without persistence, with a client, and opens this family.
     pub async fn of<H: FamilyHandle>(family: FamilyBuilder<H>) -> (Self, H) {
         let plain = Plain::new().await;
         let counters = plain.open(family).await;
@@ -553,7 +553,7 @@ pub fn threads(many: usize) -> Runtime {
     threads.build().unwrap()
 }
 
-/// Polls the future once. The result is nothing while it waits.
+/// Polls the future once. Returns `None` if it is not ready.
 pub fn poll_once<F: Future + ?Sized>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
     futures_util::FutureExt::now_or_never(future)
 }
@@ -567,13 +567,13 @@ pub fn is_failing(reconciler: &Reconciler, what: &str, words: &str) -> bool {
     })
 }
 
-/// Waits until it fails with these words.
+/// Waits until this step, or something of the family with this name, fails with these words.
 pub async fn fails(reconciler: &Reconciler, what: &str, words: &str) {
     let is_failing = async || is_failing(reconciler, what, words);
     eventually(&format!("{what} fails: {words}"), is_failing).await;
 }
 
-/// Connects to Redis. A call waits for its reply for this time.
+/// Connects to Redis. A call waits for its reply for at most this time.
 pub async fn manager_within(limit: Duration, client: redis::Client) -> ConnectionManager {
     let config = ConnectionManagerConfig::new().set_response_timeout(Some(limit));
     let manager = ConnectionManager::new_with_config(client, config).await;
@@ -591,7 +591,7 @@ pub async fn retry_all(store: &MysqlStore, family: &Family) -> (u64, u64, u64) {
 }
 
 /// Returns how many rejects were applied, refused and left.
-pub fn outcomes(retried: Retried) -> (u64, u64, u64) {
+pub fn outcomes(retried: RetrySummary) -> (u64, u64, u64) {
     (retried.applied, retried.refused, retried.left)
 }
 

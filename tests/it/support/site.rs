@@ -21,7 +21,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Notes the result of a call, and returns whether it received a reply.
+    /// Notes the result of a call. Returns false if it was refused.
     fn count<T>(&self, result: Result<T>, is_counted: impl Fn(&T) -> bool) -> bool {
         let (number, is_reply) = match result {
             Ok(done) if is_counted(&done) => (&self.acknowledged, true),
@@ -51,7 +51,8 @@ pub struct Handles {
     people: Visitors,
 }
 
-/// Returns the id of a call. Each is used for a while, and cached counters leave Redis meanwhile.
+/// Returns the id of a call. Many calls in a row use the same id. Meanwhile the cached counters of
+/// the other ids leave Redis, and are seeded again later.
 fn id(number: u64) -> String {
     format!("id/{}", number / 80 % IDS)
 }
@@ -85,7 +86,7 @@ impl Handles {
         })
     }
 
-    /// Makes one call of the kind, and returns whether it received a reply.
+    /// Makes one call of the kind. Returns false if it was refused.
     async fn call(&self, kind: usize, number: u64, site: &Site) -> bool {
         let (id, tally, visitor) = (id(number), &site.tallies[kind], number.to_be_bytes());
         let is_counted = |outcome: &Outcome| outcome.counted().is_some();

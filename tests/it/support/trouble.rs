@@ -21,7 +21,7 @@ where
         let Ok(redis) = redis.get_connection_manager().await else {
             return;
         };
-        let counterfoil = Counterfoil::new(redis, store);
+        let counterfoil = patient(Counterfoil::new(redis, store));
         // the database may be unavailable
         while open(counterfoil.clone()).await.is_err() {
             pause(5).await;

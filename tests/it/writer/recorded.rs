@@ -105,7 +105,7 @@ fn a_flush_goes_on_without_the_runtime_of_its_caller() {
     assert_eq!(pending, vec![1; ids.len()]);
 }
 
-/// Of hits that were being sent when the runtime of the pair ended, nobody knows what came.
+/// Hits that were being sent when the runtime of the pair ended have an unknown outcome.
 #[test]
 fn a_flush_reports_what_the_runtime_left_half_way() {
     let (home, doomed) = (threads(1), threads(1));

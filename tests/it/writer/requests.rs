@@ -427,7 +427,7 @@ async fn while_generations_turn(
         store: plain.store.clone(),
         between: gate.clone(),
     };
-    let here = Counterfoil::new(plain.redis.manager().await, store);
+    let here = patient(Counterfoil::new(plain.redis.manager().await, store));
     let here = here.opened(votes()).await;
     let there = plain.open(votes()).await;
     let asks = tokio::spawn(async move { here.incr_once("job", "item", 1).await });

@@ -4,9 +4,44 @@ use maud::{Markup, html};
 
 use crate::output::{escaped, moment, short};
 
-/// Renders text of others, such as an id. Its direction has no effect on what surrounds it.
+/// Renders text that others wrote, such as an id. Text from right to left does not change the order
+/// of what surrounds it.
 pub fn foreign(text: &str) -> Markup {
     html! { bdi { (escaped(text)) } }
+}
+
+/// The maximum number of characters of an id.
+const MAX_ID: usize = 48;
+
+/// Renders an id, cut in the middle if it is long; its title has all of it.
+pub fn id(id: &str) -> Markup {
+    let length = id.chars().count();
+    if length <= MAX_ID {
+        return foreign(id);
+    }
+    let kept = MAX_ID / 2;
+    let start: String = id.chars().take(kept).collect();
+    let end: String = id.chars().skip(length - kept).collect();
+    html! { bdi title=(escaped(id)) { (escaped(&start)) "…" (escaped(&end)) } }
+}
+
+/// Renders a sentence, with what is in backticks as code.
+pub fn prose(text: &str) -> Markup {
+    html! {
+        @for (at, part) in text.split('`').enumerate() {
+            @if at % 2 == 1 { code { (part) } } @else { (part) }
+        }
+    }
+}
+
+/// Formats a share: `12 %`, `0.4 %`.
+pub fn share(share: f64) -> String {
+    match share * 100.0 {
+        percent if percent >= 10.0 => format!("{percent:.0} %"),
+        percent if percent >= 0.1 => format!("{percent:.1} %"),
+        percent if percent > 0.0 => "< 0.1 %".to_owned(),
+        _ => "0 %".to_owned(),
+    }
 }
 
 /// Renders 1,234,567, with the plain number as an attribute for programs.
@@ -62,6 +97,27 @@ fn readable(time: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_ids_are_cut_in_the_middle_and_code_is_code() {
+        assert_eq!(id("page/1").into_string(), "<bdi>page/1</bdi>");
+        let long = format!("first/{}/last<", "é".repeat(60));
+        let cut = id(&long).into_string();
+        let (start, end) = ("é".repeat(18), "é".repeat(18));
+        assert_eq!(
+            cut,
+            format!(
+                "<bdi title=\"first/{}/last&lt;\">first/{start}…{end}/last&lt;</bdi>",
+                "é".repeat(60)
+            )
+        );
+        assert_eq!(
+            prose("run `a <b>` or `c`").into_string(),
+            "run <code>a &lt;b&gt;</code> or <code>c</code>"
+        );
+        let shares = [0.0, 0.0001, 0.004, 0.126, 1.5].map(share);
+        assert_eq!(shares, ["0 %", "< 0.1 %", "0.4 %", "13 %", "150 %"]);
+    }
 
     #[test]
     fn numbers_and_times_are_short() {

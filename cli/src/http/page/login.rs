@@ -14,7 +14,7 @@ pub fn form(status: StatusCode, why: &str, next: &str) -> Response {
             p role="alert" { (why) "." }
             form method="post" action="login" {
                 input type="hidden" name="next" value=(next);
-                // password managers need a name
+                // password managers store a password only with a name
                 input type="hidden" name="username" value="counterfoil" autocomplete="username";
                 label { "Token " input type="password" name="token" required autofocus autocomplete="current-password"; }
                 " " button { "Log in" }
@@ -39,5 +39,6 @@ pub fn next(requested: &Uri) -> String {
 /// Returns whether this is the relative address of a page, and no other site's.
 pub fn is_page(next: &str) -> bool {
     let (path, _) = next.split_once('?').unwrap_or((next, ""));
-    matches!(path, "./" | "family")
+    // the address goes into the `Location` header, which takes no other characters
+    matches!(path, "./" | "family") && next.bytes().all(|byte| byte.is_ascii_graphic())
 }

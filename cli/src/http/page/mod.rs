@@ -20,7 +20,8 @@ use url::form_urlencoded::Serializer;
 
 use super::App;
 use super::assets;
-use super::problem::Problem;
+use super::error::ErrorReply;
+use crate::VERSION;
 use crate::view::View;
 
 pub fn routes() -> Router<Arc<App>> {
@@ -60,16 +61,28 @@ fn page(title: &str, with_chart: bool, content: &Markup) -> Html<String> {
 }
 
 /// Renders the head of a page whose figures are of this view.
-fn header(view: &View, name: Option<&str>) -> Markup {
+fn header(app: &App, view: &View, name: Option<&str>) -> Markup {
     html! {
         header {
             h1 { a href="./" { "Counterfoil" } @if let Some(name) = name { " " (name) } }
+            (instance(app, view))
             // page.js fills both; the age is separate, so that screen readers do not announce it
             // every second
             p.connection { span id="connection" role="status" {} " " span id="age" {} }
+            @if app.key().is_some() {
+                form method="post" action="logout" { button id="log-out" { "Log out" } }
+            }
             noscript { p { "As of " (format::time(view.at)) " UTC. Reload the page to update it." } }
         }
     }
+}
+
+/// Renders the name, uptime and version of the daemon.
+fn instance(app: &App, view: &View) -> Markup {
+    let uptime = html! {
+        p { (app.instance) ", up " (format::elapsed(app.started, view.at)) ", version " (VERSION) }
+    };
+    parts(&[("instance", uptime)])
 }
 
 /// Renders the parts of a page that change, each by its name in an element that stays.
@@ -82,36 +95,36 @@ fn parts(parts: &[(&str, Markup)]) -> Markup {
     }
 }
 
-/// A problem that takes the place of a page.
-pub struct ProblemPage(Problem);
+/// An error reply that takes the place of a page.
+pub struct ErrorPage(ErrorReply);
 
-impl<E: Into<Problem>> From<E> for ProblemPage {
+impl<E: Into<ErrorReply>> From<E> for ErrorPage {
     fn from(error: E) -> Self {
-        ProblemPage(error.into())
+        ErrorPage(error.into())
     }
 }
 
-impl IntoResponse for ProblemPage {
+impl IntoResponse for ErrorPage {
     fn into_response(self) -> Response {
         let content = html! {
             header { h1 { a href="./" { "Counterfoil" } } }
-            main id="main" { (problem(&self.0)) }
+            main id="main" { (error_message(&self.0)) }
         };
         (self.0.status, page("Counterfoil", false, &content)).into_response()
     }
 }
 
-/// Renders a problem within a page.
-fn problem(problem: &Problem) -> Markup {
-    let status = match problem.status {
+/// Renders an error reply within a page.
+fn error_message(reply: &ErrorReply) -> Markup {
+    let status = match reply.status {
         StatusCode::BAD_REQUEST => "Bad request",
         StatusCode::NOT_FOUND => "Not found",
         _ => "Error",
     };
     html! {
         p.problem role="alert" {
-            strong { (status) ": " } (problem.error) "."
-            @if let Some(advice) = problem.what_to_do { " What to do: " (advice) "." }
+            strong { (status) ": " } (format::prose(&reply.error)) "."
+            @if let Some(advice) = reply.what_to_do { " What to do: " (format::prose(advice)) "." }
         }
     }
 }
@@ -119,7 +132,9 @@ fn problem(problem: &Problem) -> Markup {
 /// Returns a relative address, without empty parameters.
 fn address(path: &str, params: &[(&str, &str)]) -> String {
     let given = params.iter().filter(|(_, value)| !value.is_empty());
-    let mut query = Serializer::for_suffix(format!("{path}?"), path.len() + 1);
-    let address = query.extend_pairs(given).finish();
-    address.trim_end_matches('?').to_owned()
+    Serializer::for_suffix(format!("{path}?"), path.len() + 1)
+        .extend_pairs(given)
+        .finish()
+        .trim_end_matches('?')
+        .to_owned()
 }

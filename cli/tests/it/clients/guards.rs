@@ -53,11 +53,16 @@ impl Guard {
             .arg(source.join("."))
             .arg(&copied))
         .expect("copied");
-        let path = copied.join(&self.file);
+        fs::write(copied.join(&self.file), self.removed(package)).expect("written");
+        copied
+    }
+
+    /// Returns the file with the guard removed, whose text must occur in it once.
+    pub fn removed(&self, package: Package) -> String {
+        let path = Package::folder().join(package.0).join(&self.file);
         let text = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let times = text.matches(&self.find).count();
         assert_eq!(times, 1, "{:?} in {}", self.find, path.display());
-        fs::write(&path, text.replace(&self.find, &self.replace)).expect("written");
-        copied
+        text.replace(&self.find, &self.replace)
     }
 }

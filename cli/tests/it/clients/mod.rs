@@ -34,6 +34,9 @@ const FAMILY_OF_READMES: &str = "product_views";
 /// The longest time for the tests of a package, in seconds.
 const LONGEST_TESTS: &str = "400";
 
+/// Set for long runs.
+const LONG: &str = "COUNTERFOIL_LONG";
+
 /// The number of stages on which a package plays at a time, besides the cluster.
 const STAGES: usize = 2;
 
@@ -193,13 +196,16 @@ async fn try_package(language: &Language) {
     );
 }
 
-/// Plays the scenarios of each guard with a package that lacks it. Returns the guards without which
-/// they pass.
+/// Plays the scenarios of each guard with a package that lacks it, in a long run. Returns the guards
+/// without which they pass.
 async fn remove_guards(language: &Language, installed: &Path) -> Vec<String> {
-    if Scenario::are_selected() {
+    let guards = Guard::all(language.package);
+    if Scenario::are_selected() || std::env::var_os(LONG).is_none() {
+        guards
+            .iter()
+            .for_each(|guard| drop(guard.removed(language.package)));
         return vec![];
     }
-    let guards = Guard::all(language.package);
     let failures = guards
         .iter()
         .map(|guard| play_without(guard, language, installed));

@@ -96,7 +96,16 @@ async fn a_running_daemon_counts_for_the_new_database() {
         site.printed(&["adopt", namespace, "--yes"]).await;
     }
     // if a hit came first, the daemon would notice at its next upkeep, a minute later
-    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    for family in ["shop/views", "dev-anna/hits"] {
+        let configured = format!("EXISTS cf1:{{{family}/0}}:calls");
+        eventually("the daemon configures the families again", async || {
+            site.redis
+                .run::<bool>(&configured)
+                .await
+                .expect("Redis replies")
+        })
+        .await;
+    }
     eventually("hits of both count in the new database", async || {
         let added = site.run(&["add", "shop/views", "a", "5"]).await;
         let hits = site.run(&["add", "dev-anna/hits", "site", "7"]).await;

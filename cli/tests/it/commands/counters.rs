@@ -328,7 +328,7 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
 }
 
 #[tokio::test]
-async fn drain_opens_what_was_found_of_a_pattern() {
+async fn drain_opens_what_was_announced_of_a_pattern() {
     let site = Site::new().await;
     site.configure(FAMILIES);
     let family = Family::buffered("tenant-9", "views").durability(Durability::Immediate);
@@ -337,6 +337,7 @@ async fn drain_opens_what_was_found_of_a_pattern() {
         views.add("a", 6).await.expect("counted"),
         Outcome::Counted(6)
     );
+    site.want("tenant-9/views").await;
     // a limit beyond what a clock can have
     site.printed(&["drain", "--timeout", "2562047788015215h"])
         .await;
@@ -346,9 +347,7 @@ async fn drain_opens_what_was_found_of_a_pattern() {
 #[tokio::test]
 async fn drain_that_is_not_done_in_time_names_what_is_left() {
     let site = Site::new().await;
-    site.configure(
-        "[[family]]\nname = \"shop/slow\"\nkind = \"buffered\"\ndurability = { settle = \"1h\" }\n",
-    );
+    site.configure("[[family]]\nname = \"shop/slow\"\nkind = \"buffered\"\ndurability = \"1h\"\n");
     site.printed(&["add", "shop/slow", "a", "2"]).await;
     let late = site.ends_with(1, &["drain", "--timeout", "2500ms"]).await;
     assert!(

@@ -83,11 +83,9 @@ async fn a_mysql_that_is_gone_is_named() {
     site.printed(&["add", "shop/views", "a"]).await;
     mysql.kill();
     let gone = site.ends_with(2, &["status"]).await;
-    let line = gone.out.lines().last().unwrap_or_default();
-    assert!(
-        line.starts_with("pair main: down: MySQL is unavailable: ") && line.contains(REFUSED),
-        "{gone:?}"
-    );
+    let mut lines = gone.out.lines();
+    let line = lines.find(|line| line.starts_with("pair main: down: MySQL is unavailable: "));
+    assert!(line.is_some_and(|line| line.contains(REFUSED)), "{gone:?}");
     let row = gone.out.lines().find(|line| line.starts_with("shop/views"));
     let cells: Vec<_> = row.expect("what Redis knows").split_whitespace().collect();
     assert_eq!(
@@ -99,11 +97,6 @@ async fn a_mysql_that_is_gone_is_named() {
     let families = pending[0]["families"].as_array().expect("families");
     let names: Vec<_> = families.iter().map(|family| &family["family"]).collect();
     assert_eq!(names, ["views"], "{pending}");
-    // also those that the configuration does not have
-    site.configure("");
-    let others = site.json(2, &["pending"]).await;
-    assert_eq!(others[0]["families"][0]["pending"], 1, "{others}");
-    site.configure(FAMILIES);
     let commands = [
         &["get", "shop/views", "a"][..],
         &["rejects", "list"],
@@ -117,13 +110,8 @@ async fn a_mysql_that_is_gone_is_named() {
             "{away:?}"
         );
     }
-    // a search of so many keys takes longer than a server may take to reply
-    site.fill_redis().await;
-    let status = site.ends_with(2, &["status"]).await.out;
-    let row = status.lines().find(|line| line.starts_with("shop/views"));
-    assert!(row.is_some_and(|row| row.contains(" 1 ")), "{status}");
-    assert!(!status.contains("Redis is unavailable"), "{status}");
-    assert!(status.contains("Redis was not searched"), "{status}");
+    let missing = "Families are missing: those that only MySQL knows";
+    assert!(gone.out.contains(missing), "{gone:?}");
     let counted = site.printed(&["add", "shop/views", "a"]).await;
     assert_eq!(counted, "counted\n");
     mysql.start_again().await;

@@ -13,7 +13,7 @@ type Memory interface {
 	Value(path, id string) int64
 }
 
-// Hit is one hit: Change is that of a cached counter, and N that of all others.
+// Hit is one hit. Change is what is done to a cached counter. N is added to all others.
 type Hit struct {
 	ID, Visitor, Change, Request, Epoch string
 	N                                   int64

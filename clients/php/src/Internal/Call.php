@@ -4,23 +4,23 @@ namespace Counterfoil\Internal;
 
 use Counterfoil\CounterfoilException;
 
-/** A call of a script, with what a repeat of it needs. */
+/** A call of a script, with the arguments by which Redis recognizes its repeats. */
 final class Call {
-    /** @var list<string|int> what makes repeats of a counting call known: caller, number, epoch, and '' */
+    /** @var list<string|int> the arguments by which repeats of a counting call are recognized: caller, number, epoch, and '' */
     public array $fence = [];
-    /** @var list<string|int> those behind the arguments: the pair, the name and the generation of a request */
+    /** @var list<string|int> the last arguments: the number of the pair, the name and the generation of a request */
     public array $tail = [];
-    /** If it may have been executed. */
+    /** True if it may have been executed. */
     public bool $isUnsure = false;
 
     /**
      * @param list<string> $keys
-     * @param list<string|int> $args those behind the fence
-     * @param int $partition whose home remembers the call
+     * @param list<string|int> $args the arguments behind the fence
+     * @param int $partition a partition whose home remembers the call
      * @param int $of how many partitions the family had when this one was chosen
-     * @param array<array{string, int, int, int}> $items what a call of `buffered_add` counts: see Buffered
+     * @param array<array> $items the items that it counts, each with its place in the reply, see `callOf` of the families
      * @param ?CounterfoilException $error why it cannot be made
-     * @param ?array{string, ?string} $request of its first pair: the name, and the generation that is stored with it
+     * @param ?array{string, ?string} $request the request of its first pair: the name, and the generation that a job has stored
      */
     public function __construct(
         public readonly string $script,

@@ -6,13 +6,13 @@ use Counterfoil\Misconfigured;
 use Closure, Redis, RedisCluster, RedisClusterException, RedisException;
 use Predis\{Client, PredisException};
 
-/** Makes the package's own connections, whose libraries send nothing twice. */
+/** Makes the package's own connections. Their libraries are set up to send no command twice. */
 final class Connector {
     private const SCHEMES = ['redis' => 'tcp', 'rediss' => 'tls', 'unix' => 'unix', 'redis+unix' => 'unix'];
     /** @var list<array<string, string|int>> parameters as Predis names them */
     private readonly array $nodes;
     private readonly bool $isCluster;
-    /** What tells the server from others. */
+    /** A name that differs for each server. */
     public readonly string $address;
     private readonly bool $hasTls;
     /** @var array<string, mixed> options of PHP's streams */
@@ -41,13 +41,13 @@ final class Connector {
         throw new Misconfigured('tlsCa', 'tlsCa and tlsVerify need an address with rediss://');
     }
 
-    /** @param float $limit for how many seconds a connection is awaited, unless the option is lower */
+    /** @param float $limit how many seconds connecting may take, if the option `timeout` is not lower */
     public function __invoke(float $limit): Redis|RedisCluster|Client {
         $connect = fn() => $this->library === 'predis' ? $this->predis($limit) : $this->phpRedis($limit);
         return $this->hasTls ? $this->explained($connect) : $connect();
     }
 
-    /** Connects. What is wrong with a certificate is in warnings of PHP, and in none of the exceptions. */
+    /** Connects. PHP reports what is wrong with a certificate in warnings only, so they go into the exception. */
     private function explained(Closure $connect): Redis|RedisCluster|Client {
         $warnings = '';
         set_error_handler(function (int $level, string $text) use (&$warnings): bool {
@@ -84,7 +84,7 @@ final class Connector {
         $timeouts = ['timeout' => min($this->timeout, $limit), 'read_write_timeout' => $this->timeout];
         if ($this->tls !== []) $timeouts['ssl'] = $this->tls;
         if (!$this->isCluster) return new Client($this->nodes[0] + $timeouts);
-        // nodes that the cluster names have the credentials of the first
+        // the nodes that the cluster names later get the credentials of the first one
         $parameters = array_diff_key($this->nodes[0], ['host' => 0, 'port' => 0]) + $timeouts;
         $client = new Client($this->nodes, ['cluster' => 'redis', 'parameters' => $parameters]);
         $client->getConnection()->setRetryLimit(0);
@@ -100,7 +100,7 @@ final class Connector {
         // both libraries put brackets around an address of IPv6
         [$host, $port] = $scheme === 'unix' ? [$path, 0] : [trim($parts['host'], '[]'), $parts['port'] ?? 6379];
         return ['scheme' => $scheme, 'host' => $host, 'port' => $port] + array_filter([
-            // Predis would select 0, which a user may not be allowed to
+            // without a 0: Predis would send SELECT 0, which a user may not be allowed to
             'database' => (int) ($query['db'] ?? ($scheme === 'unix' ? 0 : ltrim($path, '/'))),
             'path' => $scheme === 'unix' ? $path : '',
             'username' => $query['user'] ?? rawurldecode($parts['user'] ?? ''),

@@ -6,15 +6,15 @@ use Counterfoil\{CounterfoilException, Misconfigured, NotCounted};
 
 /** Asks daemons for exact values (docs/http-api.md), over connections that the process keeps. */
 final class Daemons implements Values {
-    private const IDS = 1000;  // of a request
+    private const IDS = 1000;  // the most in a request
     private const PAUSE_US = 50_000;
     /** @var list<string> */
     private readonly array $urls;
     private readonly string $token;
     private readonly Outage $outage;
-    /** The number of the one that replied last. */
+    /** The number of the daemon that replied last. */
     private int $first = 0;
-    /** @var array<string, resource> by URL, those that no call is using */
+    /** @var array<string, resource> the connections that no call is using, by URL */
     private array $idle = [];
     private int $process;
 
@@ -66,7 +66,7 @@ final class Daemons implements Values {
                 }
                 $problem = "$url: " . (is_array($reply) && is_string($reply['error'] ?? null) ? $reply['error'] : $text);
                 if ($status >= 300 && $status < 500 && $status !== 429) throw self::refused($family, $status, $problem);
-                // all that were refused together would be refused again
+                // a random pause: clients that were refused together would be refused together again
                 $pause = max($pause, random_int(500_000, 1_000_000) * $retryAfter);
             }
         } while ($session->pause($deadline, $pause));
@@ -75,13 +75,16 @@ final class Daemons implements Values {
         throw $error;
     }
 
-    /** Returns the error of a reply that others would repeat. One that does not name the family is not about it. */
+    /**
+     * Returns the error of a reply that any daemon would repeat. A 404 that does not name the family is not about it: a proxy or
+     * another server may have sent it.
+     */
     private static function refused(string $family, int $status, string $problem): CounterfoilException {
         $isUnconfigured = $status === 404 && str_contains($problem, $family);
         return $isUnconfigured ? Family::unconfigured($family, "; $problem") : new Misconfigured("daemon $status", $problem);
     }
 
-    /** Returns if a daemon replies, and asks it first from then on. */
+    /** Returns if a daemon replies. That one is asked first from then on. */
     private function findLive(): bool {
         foreach ($this->inTurn() as $url) {
             if ($this->request($url, 'GET /healthz', "\r\n", Session::PROBE_S)[0] === 0) continue;
@@ -103,14 +106,14 @@ final class Daemons implements Values {
         $what = str_replace(' ', " $parts[path]", $what);
         $request = "$what HTTP/1.1\r\nHost: $host:$port\r\n$this->token$rest";
         [$problem, $end] = ['no reply in time, or it broke off', hrtime(true) + (int) ($limit * 1e9)];
-        // the handler of the application may throw
+        // the application's error handler could throw
         set_error_handler(function (int $level, string $text) use (&$problem): bool {
             $problem = preg_replace('/^stream_socket_client\(\): /', '', $text);
             return true;
         });
         try {
             $kept = $this->kept($url);
-            // the daemon may have closed it
+            // null if the daemon has closed it meanwhile: then a new connection is made
             $reply = $kept === null ? null : $this->exchange($kept, $url, $request, $limit);
             $left = ($end - hrtime(true)) / 1e9;
             if ($reply !== null || $left < 0) return $reply ?? [0, $problem, 0];

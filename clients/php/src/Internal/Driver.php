@@ -7,13 +7,13 @@ use Throwable;
 
 /** A client object of a Redis library. Its constructor refuses options that change what is sent or received. */
 abstract class Driver {
-    /** The reasons of errors after which the same call may succeed. */
+    /** The reasons of temporary errors: the same call may succeed later. */
     private const PASSING = ['no reply', 'UNREACHABLE', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'NOREPLICAS', 'TRYAGAIN',
         'READONLY'];
 
     /**
-     * @param string $address what tells this server and database number from others
-     * @param bool $resends if the library sends a call again after a lost reply, unless it is told not to
+     * @param string $address a name that differs for each server and database number
+     * @param bool $resends if the library may send a call again by itself after a lost reply
      */
     protected function __construct(
         public readonly bool $isCluster,
@@ -26,16 +26,16 @@ abstract class Driver {
      *
      * @param string $script the SHA-1 of a script, or its text
      * @param list<string|int> $words keys and arguments
-     * @param float $limit for how many seconds the reply is awaited, unless the client has a lower limit
+     * @param float $limit how many seconds the reply may take, if the client's own limit is not lower
      * @return list<string|int>
-     * @throws CounterfoilException what came of this arrival of the call
+     * @throws CounterfoilException the outcome of this send of the call
      */
     abstract public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words, float $limit): array;
 
-    /** Closes the connection, so that a late reply is not taken for that of another command. */
+    /** Closes the connection. A late reply would be taken for that of the next command. */
     abstract public function close(): void;
 
-    /** Closes the connection of the object, and makes a new one. */
+    /** Closes the client's connection, and makes a new one with the same client. */
     abstract public function reconnect(float $limit): void;
 
     /** Returns the error of a call that was not sent, since there was no connection. */
@@ -51,14 +51,14 @@ abstract class Driver {
 
     /** Returns the error of a call to which Redis replied with an error. */
     public static function refused(string $error, ?Throwable $previous = null): CounterfoilException {
-        // the reply on a connection that Redis closes again
+        // the reply on a new connection that Redis closes at once
         if (str_starts_with($error, 'ERR max number of clients')) return self::coded('UNREACHABLE', $error, $previous);
-        // Redis 6.2 puts the code of a command within a script into the text
+        // for an error of a command in a script, Redis 6.2 puts the code into the text
         preg_match('/^(?:ERR Error running script.*: -?)?([A-Z]+)\b/', $error, $code);
         return self::coded($code[1] ?? 'ERR', $error, $previous);
     }
 
-    /** Returns if the same call may succeed. */
+    /** Returns if the same call may succeed later. */
     public static function isPassing(CounterfoilException $error): bool {
         return in_array($error->reason, self::PASSING, true);
     }
@@ -69,7 +69,7 @@ abstract class Driver {
             'WRONGTYPE', 'BADSTATE' => NotCounted::class,
             'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index',  // refused before anything was sent
             'BADARG', 'BADKEY', 'CROSSSLOT', 'MOVED', 'ASK', 'NOSCRIPT' => Misconfigured::class,
-            // the script may have been refused in the middle
+            // any other error may come from the middle of a script, which has counted a part
             default => $isTemporary ? NotCounted::class : OutcomeUnknown::class,
         };
         return new $class($code, $message, isTemporary: $isTemporary, previous: $previous);

@@ -5,16 +5,16 @@ namespace Counterfoil\Internal;
 use Closure;
 use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
 
-/** A family: its settings and epochs as Redis has them, and calls with these. */
+/** A family: its settings and epochs, which it asks Redis for, and its calls. */
 abstract class Family {
     protected const KIND = '';
     private const FRESH_NS = 30_000_000_000;
     /** The largest number of a call. */
     private const MAX_N = 2 ** 53;
-    /** Numbers grow by random steps, which differ in two machines that were resumed from one snapshot. */
+    /** Numbers grow by random steps, so that two machines that were resumed from one snapshot use different ones. */
     private const MAX_STEP = 2 ** 20;
     private const CONFIGURING_NS = 3_000_000_000;
-    /** The daemon takes what is wanted so often. */
+    /** The interval at which the daemon takes the names of families that were announced. */
     private const WANTED_US = 200_000;
     protected const ROUNDS = 10;
     private const ID_BYTES = 255;
@@ -23,7 +23,7 @@ abstract class Family {
     protected array $known = [];
     /** @var list<list<string|int>> callers without a call in flight, each with the number of its last call */
     protected array $callers = [];
-    /** A call that may be repeated later, so that its caller makes no other. */
+    /** The call of sums under way. An interrupt may leave it to be repeated, so its caller makes no other call until then. */
     protected ?Call $sent = null;
     protected int $process;
     /** Namespace and name. */
@@ -38,10 +38,13 @@ abstract class Family {
     }
 
     /**
-     * Makes a counting call. Libraries take a number at the end of a reply for whole when the connection breaks
-     * within it, so calls whose numbers matter have one more item behind them, which counts nothing.
+     * Makes a counting call.
      *
-     * @return array the reply: `OK` or `DUP`, and the words behind it, or `MISMATCH`: made for other settings, not executed
+     * If the connection breaks within the last number of a reply, the libraries return the digits that have arrived, as if
+     * the number were whole. So a call whose numbers matter has one more item at its end, which counts nothing.
+     *
+     * @return array the reply: `OK` or `DUP` with the words behind it, or `MISMATCH` for a call that was not executed, because it
+     *     was made for other settings
      * @throws CounterfoilException
      */
     protected function count(Call $call): array {
@@ -52,7 +55,7 @@ abstract class Family {
                 ['epoch' => $epoch, 'generation' => $generation] = $this->ask($call->partition, $call->of);
                 [$request, $stored] = $call->request ?? [null, null];
                 if ($request !== null && $call->tail === []) $call->tail = [1, $request, $stored ?? $generation];
-                // a call that is made within another one has a caller of its own
+                // a call may be made within another one, as by a signal handler: it takes another caller
                 [$caller, $n] = array_pop($this->callers) ?? ['', self::MAX_N];
                 if ($n > self::MAX_N - self::MAX_STEP) [$caller, $n] = [bin2hex(random_bytes(8)), 0];
                 $call->fence = [$caller, $n + random_int(1, self::MAX_STEP), $epoch, ''];
@@ -62,7 +65,8 @@ abstract class Family {
             if ($reply[0] === 'MISMATCH' && $call->isUnsure) throw new OutcomeUnknown('MISMATCH', 'the family has changed in Redis');
             if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($call->partition);
-            // the only send of a call that nothing repeats was not executed; a request of the same generation counts once
+            // A call that was sent once, and that no library repeats, was not executed, and is made anew. A call with a
+            // request keeps the generation if it may have been executed: then it counts once in any case.
             $isUnsure = $call->isUnsure || !$this->session->isOwn;
             if (!$isFirst || $isUnsure && $call->request === null) throw self::forgotten();
             $call->fence = [];
@@ -94,21 +98,22 @@ abstract class Family {
         throw new NotCounted($reply[0], "$script $arg of $this->name", isTemporary: $reply[0] === 'NOCALENDAR');
     }
 
-    /** Asks for the settings again, which are those of partition 0, and for those at another home. */
+    /** Asks again for the settings at the home of a partition, and at that of partition 0, whose settings choose partitions. */
     protected function askAnew(int $partition): void {
         $this->ask($partition, isFresh: true);
         if ($this->home($partition) !== 0) $this->ask(isFresh: true);
     }
 
-    /** A child process inherits no caller. */
+    /** Forgets the callers of the parent process: a forked child needs names of its own. */
     protected function forgetParent(): void {
         if ($this->process !== getmypid()) [$this->callers, $this->process] = [[], getmypid()];
     }
 
     /**
-     * Returns what family_epoch replied for the home of a partition less than 30 s ago. Begin with that of partition 0.
+     * Returns the reply of family_epoch for the home of a partition, less than 30 s old. Ask for that of partition 0 first: it
+     * has the number of partitions, and its connection shows whether Redis is a cluster.
      *
-     * @param ?int $of how many partitions the family has to have
+     * @param ?int $of the number of partitions for which a call was made; throws if there is another number now
      * @return array{until: int, epoch: string, generation: string, partitions: int, settings: array<string, mixed>}
      */
     protected function ask(int $partition = 0, ?int $of = null, bool $isFresh = false): array {
@@ -127,12 +132,12 @@ abstract class Family {
             $this->known[$home] = $known;
         }
         if ($of === null || $of === $known['partitions']) return $known;
-        // the reconciler may not drain a partition of another number
+        // with another number of partitions the reconciler may not drain the one that was chosen
         $this->known = [];
         throw new Misconfigured('MISMATCH', "$this->name has {$known['partitions']} partitions now, not $of");
     }
 
-    /** Returns the reply of family_epoch, of a family that is as it was known. */
+    /** Asks Redis for the epoch. Throws if the family is not configured, or not as it was known. */
     private function askRedis(array $keys, ?array $known): array {
         $args = [static::KIND, $known['partitions'] ?? '', '', ''];
         $ask = function () use (&$reply, $keys, $args): bool {
@@ -170,7 +175,7 @@ abstract class Family {
         return new NotCounted('UNCONFIGURED', $what, isTemporary: true);
     }
 
-    /** Announces the family to the daemon, which may know it. Returns why that failed. */
+    /** Announces the family to the daemon, whose configuration may have a pattern for it. Returns why that failed, or ''. */
     private function announce(): string {
         try {
             $isNoted = $this->read('family_want', ['cf1:wanted'], [$this->path])[0] === 'OK';
@@ -205,7 +210,7 @@ abstract class Family {
     /**
      * Returns a counting call in the partition of a hash.
      *
-     * @param ?array{string, ?string} $request of its first pair: the name, and the generation that is stored with it
+     * @param ?array{string, ?string} $request the request of its first pair: the name, and the generation that a job has stored
      */
     protected function call(string $script, int $hash, array $names, array $args, ?array $request = null): Call {
         $of = $this->ask()['partitions'];
@@ -214,7 +219,7 @@ abstract class Family {
         return new Call($script, $keys, $args, $hash % $of, $of, request: $request);
     }
 
-    /** Refuses a request's word that Redis may have forgotten, and forgets the epoch: there is another generation. */
+    /** Returns the word for a request. For `EXPIRED`, which shows another generation of requests, forgets the epoch and throws. */
     protected function known(string|int|null $word, int $partition): string|int|null {
         if ($word !== 'EXPIRED') return $word;
         $this->forgetEpoch($partition);
@@ -226,10 +231,13 @@ abstract class Family {
         return $this->keys($this->home($partition), 'calls', 'calls_before');
     }
 
-    /** Refuses what is neither an integer nor 1 to $max bytes of UTF-8: a caller without strict types would pass false as 0. */
+    /**
+     * Returns an id as text. Refuses anything but an integer, or a string of 1 to $max bytes of UTF-8. The parameter has no type,
+     * because in code without strict types PHP would turn false into 0.
+     */
     protected static function checkId(mixed $id, int $max = self::ID_BYTES, bool $isText = true): string {
         if (is_int($id)) return (string) $id;
-        // json_encode refuses what is not UTF-8, in less time than a regular expression
+        // json_encode fails for what is not UTF-8, and takes less time than a regular expression
         if (is_string($id) && $id !== '' && strlen($id) <= $max && (!$isText || json_encode($id) !== false)) return $id;
         $given = is_string($id) ? '' : ', not ' . get_debug_type($id);
         throw new NotCounted('BADID', "expected an integer, or a string of 1 to $max bytes" . ($isText ? ' of UTF-8' : '') . $given);
@@ -247,26 +255,29 @@ abstract class Family {
     }
 
     protected function refuseRowless(string $id, array $settings): void {
-        // the delimiter is a character that patterns have in escaped form only
+        // the delimiter \x01 cannot be in the pattern, where such a character is escaped
         if (strlen($id) <= self::ID_BYTES && preg_match("\x01\\A(?:{$settings['ids']})\\z\x01u", $id) === 1) return;
         $given = json_encode($id, JSON_UNESCAPED_SLASHES | JSON_UNESCAPED_UNICODE);
         throw new NotCounted('BADID', "$given can have no row, expected {$settings['ids_in_words']}");
     }
 
-    /** Refuses what is not an integer: PHP makes a float of an integer that leaves its 64 bits. */
+    /** Refuses anything but an integer. An integer beyond 64 bits is a float in PHP. */
     protected static function checkDelta(mixed $delta, int $least = PHP_INT_MIN): int {
         if (is_int($delta) && $delta >= $least) return $delta;
         throw new NotCounted('BADARG', "expected an integer of 64 bits from $least on, not " . json_encode($delta));
     }
 
-    /** Adds up, in an order in which only a sum that leaves 64 bits does so, which is refused. */
+    /**
+     * Adds up. Refuses a sum beyond 64 bits. Positive and negative parts alternate, so that no step leaves 64 bits if the sum
+     * does not.
+     */
     protected static function sum(int|float|string ...$parts): int {
         sort($parts, SORT_NUMERIC);
         for ($sum = 0; $parts !== [];) $sum += $sum > 0 ? array_shift($parts) : array_pop($parts);
         return is_int($sum) ? $sum : throw new NotCounted('RANGE', 'the sum is not an integer of 64 bits');
     }
 
-    /** Returns the number that a script replied, which lacks digits if the reply was cut. A word is why it refused. */
+    /** Returns the number that a script replied, or throws if it is a word, which says why the hit was refused. */
     protected static function number(int|string $word): int {
         if (is_int($word) || preg_match('/^[A-Z]/', $word) === 0) return (int) $word;
         $parts = explode(':', $word);
@@ -278,12 +289,12 @@ abstract class Family {
     /**
      * Returns what a script replied for a pair, or null if an earlier arrival of the call counted it.
      *
-     * @param int $pair its number in the call, from 1
-     * @param int $totals how many totals of partitions are before it in the reply
+     * @param int $pair the number of the pair in the call, from 1
+     * @param int $totals how many totals of partitions are in front of it in the reply
      */
     protected static function pendingOf(array $reply, int $pair = 1, int $totals = 1): ?int {
         if ($reply[0] === 'OK') return self::number($reply[$totals + $pair]);
-        // those that were refused then, e.g. "3:FULL 7:RANGE"
+        // DUP is followed by the pairs that were refused, e.g. "3:FULL 7:RANGE"
         return preg_match("/\b$pair:([A-Z]+)/", $reply[1], $refused) === 1 ? self::number($refused[1]) : null;
     }
 

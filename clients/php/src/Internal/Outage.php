@@ -10,12 +10,12 @@ final class Outage {
     private const PROBE_NS = 1_000_000_000;
 
     /**
-     * @param string $key tells it from others
-     * @param string $server how messages call it, '' for a family
+     * @param string $key a name that differs for each outage
+     * @param string $server the server's name in messages, '' for the outage of a family
      */
     public function __construct(private readonly string $key, private readonly string $server = '') {}
 
-    /** Begins with the error of a call whose limit has passed. */
+    /** Begins the outage, with the error of a call whose limit has passed. */
     public function begin(CounterfoilException $error): void {
         $now = hrtime(true);
         $reason = $error->reason === 'no reply' ? 'UNREACHABLE' : $error->reason;
@@ -50,7 +50,7 @@ final class Outage {
         return new NotCounted($reason, $this->server === '' ? $cause : "$this->server $state: $cause", isTemporary: true);
     }
 
-    /** Returns if this call is the first one since a second has passed. */
+    /** Returns true for one call each second: that call is the probe. */
     private function claimProbe(): bool {
         $now = hrtime(true);
         $at = Shared::fetch("probe $this->key");

@@ -3,21 +3,21 @@
 namespace Counterfoil\Internal;
 
 /**
- * Sums of a family that requests could not send, in APCu, until a request that finds Redis takes them. Each bucket is an
- * array under a random number, and a pointer to it. The request that sets the pointer back to 0 owns the array, so no two
- * send the same sums. One that is killed before it has sent them, or put them back, loses them.
+ * Sums of a family that requests could not send. They wait in APCu until a request that reaches Redis takes them. A bucket is an
+ * array under a random number, and a pointer that has this number. The request that sets the pointer back to 0 owns the array, so
+ * no two requests send the same sums. A request that is killed before it has sent them, or put them back, loses them.
  */
 final class Parked {
-    /** SAPIs whose memory outlives a request, for all of their processes. */
+    /** SAPIs whose APCu outlives a request, and is shared by all processes. */
     private const LASTING = ['fpm-fcgi', 'apache2handler', 'litespeed', 'frankenphp', 'cli-server'];
     private const BUCKETS = 100;
-    private const IDS = 1000;  // of a bucket
+    private const IDS = 1000;  // the most in a bucket
     private const FREE_SHARE = 0.1;
     private const ROUNDS = 10;
 
     private readonly string $key;
 
-    /** @param string $family tells it from others */
+    /** @param string $family a name that differs for each family of the machine */
     public function __construct(string $family) {
         $this->key = "counterfoil sums $family";
     }
@@ -28,7 +28,7 @@ final class Parked {
 
     /**
      * @param array<int> $sums
-     * @return array<int> those for which there is no room
+     * @return array<int> the sums for which there is no room
      */
     public function put(array $sums): array {
         $memory = apcu_sma_info(true);
@@ -41,7 +41,7 @@ final class Parked {
         return $left;
     }
 
-    /** Takes those of some buckets, so that requests share the work. @return array<int> */
+    /** Takes the sums of some buckets: several requests share the work. @return array<int> */
     public function take(): array {
         $puts = apcu_fetch("$this->key puts");
         if (!$puts) return [];
@@ -51,7 +51,7 @@ final class Parked {
             $sums += $this->takeFrom($pointer);
             if (count($sums) >= self::IDS) return $sums;
         }
-        // a later put has raised it
+        // fails if another request has put sums meanwhile, which raises the number
         if ($sums === []) apcu_cas("$this->key puts", $puts, 0);
         return $sums;
     }
@@ -70,7 +70,7 @@ final class Parked {
             apcu_add($pointer, 0);
             if (!apcu_store("$pointer $number", $all)) return $left + $all;
             if (apcu_cas($pointer, 0, $number)) return $left;
-            // another request has put its own meanwhile
+            // another request has put sums into the bucket meanwhile: try again
             apcu_delete("$pointer $number");
             $sums = $all;
         }

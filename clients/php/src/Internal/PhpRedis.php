@@ -7,12 +7,13 @@ use ErrorException, Redis, RedisCluster, RedisClusterException, RedisException, 
 
 /** A Redis or RedisCluster object of phpredis. */
 final class PhpRedis extends Driver {
+    /** Options that change keys or values. */
     private const CHANGING = [
         Redis::OPT_PREFIX => 'prefix',
         Redis::OPT_SERIALIZER => 'serializer',
         Redis::OPT_COMPRESSION => 'compression',
     ];
-    /** The arguments of open, and the options, which an object that failed has forgotten. */
+    /** The arguments of `open`, and the options. After a failure the object has lost them. */
     private readonly array $origin;
     private readonly array $options;
 
@@ -29,14 +30,14 @@ final class PhpRedis extends Driver {
         $timeouts = [(float) $redis->getTimeout(), (float) $redis->getReadTimeout()];
         $this->origin = [$host, $port, $timeouts, $redis->getAuth(), $database];
         foreach ((new ReflectionClass($redis))->getConstants() as $name => $option) {
-            // connect sets the timeout, and 0 as an option would not mean none
+            // `open` sets this timeout: as an option, 0 would not mean that there is none
             if (str_starts_with($name, 'OPT_') && $name !== 'OPT_READ_TIMEOUT') $options[$option] = $redis->getOption($option);
         }
         $this->options = $options;
         parent::__construct(false, "$host $port $database");
     }
 
-    /** @param array{float, float} $timeouts for connecting, and for a reply; the limit is one for both until it is connected */
+    /** @param array{float, float} $timeouts for connecting, and for a reply. Until it is connected, `$limit` limits both. */
     public static function open(float $limit, Redis $redis, string $host, int $port, array $timeouts, mixed $auth, int $db, array $tls = []): Redis {
         $context = $tls === [] ? [] : [['stream' => $tls]];
         [$connect, $reply] = array_map(fn(float $timeout): float => self::least($timeout, $limit), $timeouts);
@@ -63,7 +64,7 @@ final class PhpRedis extends Driver {
         if ($redis->getMode() !== Redis::ATOMIC) {
             throw new Misconfigured('MULTI', 'the connection is within a transaction or a pipeline');
         }
-        // phpredis 5 otherwise connects anew within a reply, and waits there for the rest of it
+        // otherwise phpredis 5, when a connection breaks within a reply, connects anew, and waits there for the rest of the reply
         $retries = $redis->getOption(Redis::OPT_MAX_RETRIES);
         $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
         $timeout = $this->isCluster ? null : (float) $redis->getReadTimeout();
@@ -84,12 +85,12 @@ final class PhpRedis extends Driver {
         }
     }
 
-    /** Returns the lower time: a timeout of 0 is the default of PHP, and one below 0 none. */
+    /** Returns the lower time. A timeout of 0 stands for PHP's default, and one below 0 for none. */
     private static function least(float $timeout, float $limit): float {
         return $timeout > 0 ? min($timeout, $limit) : $limit;
     }
 
-    /** Sets the timeout of replies, where 0 as an option would leave no time. */
+    /** Sets the timeout of replies. For 0 it sets PHP's default, since the option 0 would leave no time. */
     private static function limit(Redis $redis, float $timeout): void {
         $redis->setOption(Redis::OPT_READ_TIMEOUT, $timeout ?: (float) ini_get('default_socket_timeout'));
     }

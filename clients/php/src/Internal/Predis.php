@@ -20,13 +20,13 @@ final class Predis extends Driver {
         $this->nodes = $isCluster ? iterator_to_array($connection, false) : [];
         if ($isCluster && !$this->nodes) throw new NotCounted('UNREACHABLE', 'no node knows a cluster', isTemporary: true);
         $isNode = $connection instanceof NodeConnectionInterface;
-        // the parameter `retry` of Predis 3.4
+        // Predis 3.4 and later repeat commands by themselves, unless the parameter `retry` disables it
         $repeats = $isNode && method_exists($of = $connection->getParameters(), 'isDisabledRetry') && !$of->isDisabledRetry();
         parent::__construct($isCluster, self::addressOf($client), !$isNode || $repeats);
         if ($isNode) $connection->connect();
     }
 
-    /** Returns what tells the server of a client from others. */
+    /** Returns a name that differs for each server. */
     public static function addressOf(ClientInterface $client): string {
         $connection = $client->getConnection();
         $nodes = match (true) {
@@ -57,7 +57,7 @@ final class Predis extends Driver {
             $reply = $this->client->executeCommand($call);
         } catch (ServerException $error) {
             throw self::refused($error->getMessage(), $error);
-        } catch (PredisException|ErrorException $error) {  // also what an error handler makes of a warning of PHP
+        } catch (PredisException|ErrorException $error) {  // an error handler makes an ErrorException of a warning of PHP
             throw self::lost($error->getMessage(), $error);
         } finally {
             foreach ($streams as [$stream, $timeout]) if (is_resource($stream)) self::limit($stream, $timeout);
@@ -66,7 +66,7 @@ final class Predis extends Driver {
         return is_array($reply) && $reply !== [] ? $reply : throw self::lost('half a reply');
     }
 
-    /** @return list<array{resource, float}> connected streams with their timeouts: none of Predis 3, which hides them */
+    /** @return list<array{resource, float}> connected streams with their timeouts; none with Predis 3, which hides its streams */
     private function streams(): array {
         [$connection, $streams] = [$this->client->getConnection(), []];
         foreach ($connection instanceof NodeConnectionInterface ? [$connection] : $this->nodes as $node) {

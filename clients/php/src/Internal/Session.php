@@ -6,15 +6,15 @@ use Closure, ErrorException, Redis, RedisCluster, RedisClusterException, RedisEx
 use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
 use Predis\{ClientInterface, Connection\Replication\ReplicationInterface, PredisException};
 
-/** What the families of a Counterfoil share: its options, and the connection to Redis. */
+/** The options of a Counterfoil and its connection to Redis, which its families share. */
 final class Session {
     private const SCRIPTS = __DIR__ . '/../../lua';
     private const PAUSE_US = 50_000;
-    /** The time that an attempt has at least, for connecting and for a reply. */
+    /** The shortest time that an attempt gets, for connecting and for a reply each. */
     private const ATTEMPT_S = 0.2;
-    /** The time that a probe has. */
+    /** The time that a probe gets. */
     public const PROBE_S = 0.1;
-    /** How long the end of a program waits for its sums, and how often it tries. */
+    /** The time for which the end of a program sends its sums, and the pause between attempts. */
     private const END_S = 5.0;
     private const END_PAUSE_US = 500_000;
     /** The reasons of errors with which an outage begins. */
@@ -25,14 +25,14 @@ final class Session {
     private ?string $server = null;
     private bool $isBroken = false;
     private int $process;
-    /** When the calls that belong together end, as a time of hrtime. */
+    /** When the calls inside of `within` end, as a time of hrtime. */
     private ?int $deadline = null;
     private bool $isOver = false;
-    /** If a call that failed is not repeated. */
+    /** True if a call that failed is not repeated. */
     private bool $isOnce = false;
     /** @var array<string, Outage> of the server, or of partitions of a cluster */
     private array $outages = [];
-    /** If nothing but this package sends a command twice. */
+    /** True if `connect` made the connection: then only this package repeats a command. */
     public readonly bool $isOwn;
 
     /** @param object $client the application's, or a closure or Connector that makes one */
@@ -71,9 +71,9 @@ final class Session {
                 if ($reply[0] === 'EXPIRED' || $reply[0] === 'MISMATCH') $call->isUnsure = $wasUnsure;
                 return $reply;
             } catch (CounterfoilException $error) {
-                // a late reply must not be taken for another one, another server may not be READONLY
+                // connect anew: a late reply could be taken for that of another call, and another server may not be READONLY
                 $this->isBroken = $isPassing = Driver::isPassing($error);
-                // the library of the application may have sent it before it was refused
+                // the library may have sent the call over another connection before this refusal
                 $mayFollowAnother = $call->isUnsure && $call->fence !== [] && $error->reason !== 'NOSCRIPT'
                     && !$this->isOwn && $this->driver->resends;
                 $call->isUnsure = $wasUnsure || $error instanceof OutcomeUnknown || $mayFollowAnother;
@@ -84,15 +84,15 @@ final class Session {
             }
             if (!$isPassing || !$this->pause($deadline)) break;
         }
-        // one attempt that fails at once says little about the next second
+        // a single attempt that fails at once does not show an outage
         $hasWaited = !$this->isOnce || hrtime(true) - $began > self::PROBE_S * 1e9;
         if ($isPassing && $hasWaited && in_array($error->reason, self::DOWN, true)) $this->outage($call->keys[0])->begin($error);
         if (!$call->isUnsure || $error instanceof OutcomeUnknown) throw $error;
-        // it does not tell what came of earlier arrivals of the call
+        // the error is about the last send, and an earlier one may have been executed
         throw Driver::lost($error->getMessage(), $error->getPrevious());
     }
 
-    /** Returns when a call that begins now ends, as a time of hrtime. */
+    /** Returns when a call that begins now ends at the latest, as a time of hrtime. */
     public function deadline(): int {
         return $this->deadline ?? hrtime(true) + (int) ($this->retryFor * 1e9);
     }
@@ -121,10 +121,10 @@ final class Session {
         }
     }
 
-    /** Sets the deadline of all calls behind the end of the script. */
+    /** Sets the deadline of all calls that are made after the end of the script. */
     public function end(): void {
         if ($this->isOver) return;
-        // those of a web request have one attempt, as a visitor may wait for the next free worker
+        // a call of a web request gets one attempt, since a visitor may be waiting for a free worker
         $this->isOnce = PHP_SAPI !== 'cli';
         $this->deadline = hrtime(true) + (int) (1e9 * ($this->isOnce ? min($this->retryFor, self::END_S) : self::END_S));
         $this->isOver = true;
@@ -132,16 +132,16 @@ final class Session {
         foreach ($this->outages as $outage) $outage->end();
     }
 
-    /** Returns if each partition remembers its calls itself: known once there was a connection. */
+    /** Returns if Redis is a cluster, where each partition remembers its own calls. It is false before the first connection. */
     public function isCluster(): bool {
         return $this->driver !== null && $this->driver->isCluster;
     }
 
-    /** Returns what tells the server from others, '' if that is not known. It needs no connection. */
+    /** Returns a name that differs for each server, '' if none is known. It needs no connection. */
     public function server(): string {
         $this->server ??= match (true) {
             $this->client instanceof Connector => $this->client->address,
-            // a Sentinel would have to be asked
+            // the address of a server behind a Sentinel is known only after the Sentinel was asked
             $this->client instanceof ClientInterface && !$this->client->getConnection() instanceof ReplicationInterface
                 => Predis::addressOf($this->client),
             $this->client instanceof Closure => self::placeOf($this->client) . " $this->namespace",
@@ -150,7 +150,7 @@ final class Session {
         return $this->server ?? '';
     }
 
-    /** Returns what another request of this machine noted of a home, which its key names, if there is APCu. */
+    /** Returns the reply of family_epoch that another request of this machine has stored in APCu, for the home with this key. */
     public function shared(string $kind, string $home): ?array {
         if (!Shared::isEnabled() || $this->outage($home)->isKnown()) return null;
         try {
@@ -160,12 +160,12 @@ final class Session {
         }
     }
 
-    /** Notes it for other requests. It says itself how long its epoch may be used. */
+    /** Stores a reply of family_epoch for other requests. Its `until` says how long its epoch may be used. */
     public function share(string $kind, string $home, ?array $known): void {
         if (Shared::isEnabled()) Shared::store("{$this->address()} $kind $home", $known, 3600);
     }
 
-    /** Returns where epochs are from: a closure has to connect for that. */
+    /** Returns the name of the server that an epoch belongs to. Unless `connect` made the connection, this connects. */
     private function address(): string {
         return $this->isOwn ? $this->client->address : $this->driver(self::secondsTo($this->deadline()))->address;
     }
@@ -193,7 +193,7 @@ final class Session {
         if ($error !== null) throw $call->isUnsure ? Driver::lost($error->getMessage()) : $error;
     }
 
-    /** Asks for the epoch of the call's family. Any reply but that of a server that is not ready will do. */
+    /** Asks for the epoch of the call's family. Returns if the outage is over: any reply, unless the server is not ready. */
     private function replies(Call $call): bool {
         $home = strstr($call->keys[0], '}', true);
         $names = ['calls', 'calls_before', 'requests', 'requests_before'];
@@ -223,7 +223,7 @@ final class Session {
             throw Driver::unsent($error);
         }
         [$this->isBroken, $this->process] = [false, getmypid()];
-        // the next request may not get so far
+        // so that the next request knows it, even if it cannot connect
         if ($this->driver->isCluster && $this->server() !== '') Shared::store("cluster {$this->server()}", true);
         return $this->driver;
     }
@@ -237,7 +237,7 @@ final class Session {
         };
     }
 
-    /** Returns a name for where a closure is written, and for the plain values that it uses. */
+    /** Returns a name of a closure, by the place where it is written and the plain values that it uses. */
     private static function placeOf(Closure $closure): string {
         $function = new ReflectionFunction($closure);
         $values = array_filter($function->getStaticVariables(), is_scalar(...));

@@ -2,7 +2,7 @@
 
 namespace Counterfoil\Internal;
 
-/** Notes that all requests of a machine share by APCu, or where it is not enabled, all calls of a process. */
+/** Values that all requests of a machine share by APCu. Without APCu, the calls of a process share them. */
 final class Shared {
     /** @var array<string, mixed> */
     private static array $own = [];
@@ -20,7 +20,7 @@ final class Shared {
         else self::$own[$key] = $value;
     }
 
-    /** Stores a note unless there is one, and returns if it did. */
+    /** Stores a value if the key has none, and returns if it did. */
     public static function add(string $key, mixed $value): bool {
         if (self::isEnabled()) return apcu_add("counterfoil $key", $value);
         $isNew = !isset(self::$own[$key]);
@@ -28,7 +28,7 @@ final class Shared {
         return $isNew;
     }
 
-    /** Replaces a number, unless another request has, and returns if it did. */
+    /** Replaces a number if no other request has replaced it, and returns if it did. */
     public static function replace(string $key, int $old, int $new): bool {
         if (self::isEnabled()) return apcu_cas("counterfoil $key", $old, $new);
         self::$own[$key] = $new;

@@ -5,9 +5,9 @@ namespace Counterfoil\Internal;
 use Closure;
 use Counterfoil\NotCounted;
 
-/** For families whose values are in MySQL: exact ones are these plus what is pending in Redis, as the daemon reads them. */
+/** The exact values of a family: what MySQL has plus what is pending in Redis. The daemon reads both. */
 trait StoredValues {
-    /** Returns the id of what `values` was given. */
+    /** Returns the id for an argument of `values`. */
     abstract protected function valueId(mixed $given): string;
 
     /** @return list<int> the exact values, or the defaults if they do not arrive in time */

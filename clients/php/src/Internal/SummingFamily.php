@@ -5,30 +5,30 @@ namespace Counterfoil\Internal;
 use Counterfoil\{CounterfoilException, NotCounted, OutcomeUnknown};
 use Generator, Throwable;
 
-/** A family with `later`: sums of hits that the process sends at its end, or by `flush`. */
+/** A family with `later`: hits are summed, and the sums are sent at the end of the request or process, or by `flush`. */
 abstract class SummingFamily extends Family {
-    /** How many parts name a sum. */
+    /** The number of parts that the key of a sum has, such as a page and a visitor. */
     protected const PARTS = 1;
-    /** How many sums a call may have. */
+    /** The largest number of sums in a call. A script takes one more, which may be needed at the end, see Family::count. */
     protected const PER_CALL = 999;
-    /** If a call may count in several partitions of one home. */
+    /** True if a call may count in several partitions of one home. */
     protected const SPANS_PARTITIONS = false;
     private const LATER_SUMS = 100_000;
 
-    /** @var ?array<int, self> those with sums, which are sent at the end of the script at the latest */
+    /** @var ?array<int, self> the families that have sums, which are sent at the end of the script at the latest */
     private static ?array $waiting = null;
     private static bool $isOver = false;
-    /** @var array<string, array<int>> how many sums the end of the script drops, by family and outcome */
+    /** @var array<string, array<int>> how many sums the end of the script has dropped, by family and outcome */
     private static array $lost = [];
-    /** @var array<int> sums of `later`, by their parts in one string */
+    /** @var array<int> sums of `later`, by a key that joins their parts, see `addSum` */
     private array $sums = [];
     private bool $isSending = false;
-    /** @var list<array{string, int, CounterfoilException}> sums that were dropped, until `onError` has them */
+    /** @var list<array{string, int, CounterfoilException}> sums that were dropped, and that `onError` has not received yet */
     private array $dropped = [];
 
     /**
      * Sends what `later` took. Sums that fail for a temporary reason, or because the daemon refuses the family, stay for the
-     * next flush; the others are dropped. Does nothing within another flush, i.e. in a signal handler.
+     * next flush; the others are dropped. Does nothing within another flush, as in a signal handler.
      *
      * @throws CounterfoilException the first error
      */
@@ -48,7 +48,7 @@ abstract class SummingFamily extends Family {
         if ($errors !== []) throw reset($errors);
     }
 
-    /** Sends what is left, also if a function that PHP calls at the end exits before it calls `flushAtEnd`. */
+    /** Sends the sums that are left. A shutdown function of the application may exit before PHP calls `flushAtEnd`. */
     public function __destruct() {
         if ($this->sums !== []) self::flushAtEnd();
     }
@@ -56,7 +56,7 @@ abstract class SummingFamily extends Family {
     /**
      * Adds to the sums of this process.
      *
-     * @param string ...$parts of 255 bytes at most, but for the last one
+     * @param string ...$parts the parts of the key. All but the last one have 255 bytes at most: one byte has the length of each
      */
     protected function addSum(int $n, string ...$parts): void {
         if (isset($this->known[0])) {
@@ -72,7 +72,7 @@ abstract class SummingFamily extends Family {
         self::sum($this->sums[$key] ?? 0, $n);  // throws beyond 64 bits
         self::register();
         $own = spl_object_id($this);
-        // no signal handler runs in between, since nothing is called
+        // nothing is called in these lines, so no signal handler can run between them
         self::$waiting[$own] = $this;
         $sum = &$this->sums[$key];
         $sum += $n;
@@ -93,7 +93,7 @@ abstract class SummingFamily extends Family {
     /**
      * Makes the calls that count some items.
      *
-     * @param array<array> $items parts and a number
+     * @param array<array> $items the parts of the key and a number each
      * @return Generator<Call>
      */
     protected function callsOf(array $items): Generator {
@@ -162,7 +162,7 @@ abstract class SummingFamily extends Family {
     /** Returns the result of an item of a call. */
     abstract protected function resultOf(array $reply, array $item): mixed;
 
-    /** The sums of the parent process are the parent's. */
+    /** Forgets the sums of the parent process, which sends them itself. */
     protected function forgetParent(): void {
         if ($this->process !== getmypid()) [$this->sums, $this->sent, $this->dropped] = [[], null, []];
         parent::forgetParent();
@@ -171,7 +171,7 @@ abstract class SummingFamily extends Family {
     private static function register(): void {
         if (self::$waiting !== null) return;
         self::$waiting = [];
-        // behind the functions that are registered later
+        // registered once more at the end, to run after the functions that the application registers later
         register_shutdown_function(static fn() => register_shutdown_function(self::flushAtEnd(...)));
     }
 
@@ -186,27 +186,27 @@ abstract class SummingFamily extends Family {
                 try {
                     $family->isSending = false;  // the script may have ended within a flush
                     $family->flush();
-                } catch (CounterfoilException) {  // of sums that are in `lost`
-                } catch (Throwable $thrown) {  // by onError, a signal handler or a function that connects
+                } catch (CounterfoilException) {  // its sums are in `lost`
+                } catch (Throwable $thrown) {  // of `onError`, a signal handler or a closure that connects
                 }
             }
         }
         foreach (self::$lost as $family => $sums) {
             foreach ($sums as $outcome => $number) $warnings[] = "counterfoil: $family: $number sums are dropped, $outcome";
         }
-        // a handler of the application may throw
+        // after all sums, since an error handler of the application may throw
         if (isset($warnings)) trigger_error(implode('; ', $warnings), E_USER_WARNING);
         if (isset($thrown)) throw $thrown;
     }
 
-    /** @return array<CounterfoilException> by key why some sums were not counted */
+    /** @return array<CounterfoilException> the errors of the sums that were not counted, by their keys */
     private function sendSums(): array {
-        // the call that a signal handler interrupted, perhaps after it was executed
+        // first repeats a call that a signal handler has interrupted: Redis may have executed it
         $errors = $this->sent?->isUnsure ? $this->settle() : [];
         $errors += $this->send($this->sums);
         if ($errors !== []) return $errors;
         if (Shared::fetch("waiting {$this->key()}") !== null) Shared::delete("waiting {$this->key()}");
-        // Redis takes sums: also those of earlier requests
+        // Redis takes sums again, so those of earlier requests are sent as well
         foreach ($this->parked()?->take() ?? [] as $key => $n) {
             self::register();
             self::$waiting[spl_object_id($this)] = $this;
@@ -223,7 +223,7 @@ abstract class SummingFamily extends Family {
         return $errors;
     }
 
-    /** Makes the call of sums, and takes out those that were counted, wait in APCu, or are dropped. */
+    /** Makes the call of some sums, and removes from the process those that were counted, put into APCu, or dropped. */
     private function settle(int $round = 0): array {
         $call = $this->sent;
         $errors = array_filter($this->outcomesOf($call), fn(mixed $result): bool => $result instanceof CounterfoilException);
@@ -242,7 +242,7 @@ abstract class SummingFamily extends Family {
         foreach ($numbers as $key => $n) {
             if (isset($kept[$key]) && !self::$isOver) continue;
             if (isset($errors[$key]) && !isset($kept[$key])) $this->drop($key, $n, $errors[$key]);
-            // no signal handler runs in between, since nothing is called
+            // nothing is called in these lines, so no signal handler can run between them
             $this->sums[$key] -= $n;
             unset($call->items[$key]);
             if ($this->sums[$key] === 0) unset($this->sums[$key]);
@@ -261,7 +261,7 @@ abstract class SummingFamily extends Family {
         $this->dropped[] = [$this->subjectOf($key), $n, $error];
     }
 
-    /** Returns where sums wait for later requests. */
+    /** Returns the sums that wait in APCu for later requests; null if they cannot wait there. */
     private function parked(): ?Parked {
         return Parked::isAvailable() && $this->session->server() !== '' ? new Parked($this->key()) : null;
     }
@@ -270,7 +270,7 @@ abstract class SummingFamily extends Family {
         return $error instanceof NotCounted && $error->isTemporary || $error->reason === 'UNCONFIGURED';
     }
 
-    /** Returns if a call was made for other settings, so that it has to be made anew. */
+    /** Returns if a call was made for settings that have changed, so that it has to be made anew. */
     private static function hasMoved(CounterfoilException $error): bool {
         return $error instanceof NotCounted && $error->reason === 'MISMATCH';
     }
@@ -289,7 +289,7 @@ abstract class SummingFamily extends Family {
         return $this->idOf(self::partsOf((string) $key), $this->known[0]['settings'] ?? ['separator' => '/']);
     }
 
-    /** Returns what tells the family from others of the machine. */
+    /** Returns a name that differs for each family of the machine. */
     private function key(): string {
         return "{$this->session->server()} $this->path " . static::KIND;
     }

@@ -2,7 +2,7 @@
 
 namespace Counterfoil\Internal;
 
-/** What returns exact values: daemons, or the memory of `Counterfoil\Testing`. */
+/** A source of exact values: the daemons, or the memory of `Counterfoil\Testing`. */
 interface Values {
     /**
      * @param string $family with its namespace

@@ -1,5 +1,5 @@
-"""Counters that are exact across Redis and MySQL. See `Counterfoil`; `counterfoil.asyncio` has the same for
-asyncio."""
+"""Counters that are exact across Redis and MySQL. See `Counterfoil`; `counterfoil.asyncio` has the same client
+for asyncio."""
 
 from ._blocking import Counterfoil as Counterfoil
 from ._buffered import Buffered as Buffered

@@ -48,8 +48,8 @@ class Counterfoil(Client[Blocking]):
 
     def close(self) -> None:
         """Sends what `later` took, and closes the connections that are its own. While Redis is unreachable it tries
-        again for 5 s; then what is left is dropped and reported, and the first error raised. As soon as it begins,
-        other calls raise `NotCounted("CLOSED")`."""
+        again for 5 s; then it drops and reports the sums that are left, and raises the first error. As soon as it
+        begins, other calls raise `NotCounted("CLOSED")`."""
         self.session.close(time.monotonic() + END_SECONDS)
 
     def __enter__(self) -> Counterfoil:
@@ -60,7 +60,7 @@ class Counterfoil(Client[Blocking]):
 
 
 class Latch:
-    """Is set once. Threads wait for it."""
+    """An event that its maker sets once, and that other threads wait for: a lock that is held until then."""
 
     def __init__(self) -> None:
         self._lock, self._thread = threading.Lock(), threading.get_ident()
@@ -77,7 +77,7 @@ class Latch:
 
 
 class Process(Session):
-    """What belongs to one process; a child makes its own."""
+    """The session of one process. A forked child makes its own."""
 
     latch = Latch
     _thread: threading.Thread | None = None
@@ -97,12 +97,12 @@ class Process(Session):
 
     def spawn(self, function: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], bool]:
         thread = threading.Thread(target=lambda: run(function()), name="counterfoil probe", daemon=True)
-        with suppress(RuntimeError):  # there are too many, or Python exits
+        with suppress(RuntimeError):  # there are too many threads, or Python exits
             thread.start()
         return thread.is_alive
 
     def wake(self) -> None:
-        """Starts the thread that sends sums, or wakes it."""
+        """Starts the thread that sends sums, or wakes it. Sends them itself if the process will end without hooks."""
         if _exit.is_sudden():
             for sums in self.sums:
                 run(sums.send(self.client.deadline()))
@@ -112,7 +112,7 @@ class Process(Session):
         if not self._thread or not self._thread.is_alive():
             _exit.register(self)
             self._thread = threading.Thread(target=self._send_sums, name="counterfoil", daemon=True)
-            with suppress(RuntimeError):  # there are too many, or Python exits
+            with suppress(RuntimeError):  # there are too many threads, or Python exits
                 self._thread.start()
 
     def close(self, deadline: float) -> None:
@@ -121,13 +121,14 @@ class Process(Session):
         try:
             run(self.end(deadline))
         finally:
-            if not self.has_sums:  # else it was interrupted
+            # sums are left only after an interrupt: then the exit of the process sends them
+            if not self.has_sums:
                 _exit.unregister(self)
                 if self.client.is_own and self._redis:
                     self._redis.close()
 
     def _send_sums(self) -> None:
-        # greenlets may start several at a time
+        # greenlets may start several of these threads at a time: all but the last one return
         while self._thread is threading.current_thread() and not self.is_closed:
             self._awake.wait()
             self._awake.clear()

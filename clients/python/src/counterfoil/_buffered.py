@@ -65,7 +65,8 @@ class Buffered(ExactValues[D], Later[D]):
         self._later(valid(id), integer(delta))
 
     def partition(self, description: Description, change: Any, request: Request | None = None) -> int:
-        if description.settings.get("wide"):  # a request has the same partition in every process
+        # in a wide family any partition takes a hit, but a request needs the same one in every process
+        if description.settings.get("wide"):
             word = zlib.crc32(request[0].encode()) if request else random.getrandbits(32)
             return word % description.partitions
         return super().partition(description, change)
@@ -75,7 +76,7 @@ class Buffered(ExactValues[D], Later[D]):
 
     def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
         pairs = list(chain(*changes))
-        hits = min(max(sum(map(abs, pairs[1::2])), 1), MAX_HITS)  # they only decide when a sync is due
+        hits = min(max(sum(map(abs, pairs[1::2])), 1), MAX_HITS)  # Redis uses it only to decide when a sync is due
         return "buffered_add", self.keys(partition, "buffer", "meta"), [hits, len(changes), *pairs]
 
 

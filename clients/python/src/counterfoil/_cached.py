@@ -33,7 +33,7 @@ class Cached(ExactValues[D]):
     @call
     async def incr_once(self, request: Id, id: Id, delta: int = 1, epoch: str | None = None) -> int:
         """Adds once, however often and in whichever process the request is made, and returns the value that
-        the counter had then. A refusal by the bounds stays, too. See `Buffered.add_once`."""
+        the counter had then. A request that the bounds refused is refused again. See `Buffered.add_once`."""
         return int(await self._with_base(id, integer(delta), (valid(request, 64), epoch)))
 
     @call
@@ -59,7 +59,8 @@ class Cached(ExactValues[D]):
         return "cached_incr", keys, [len(changes), *chain(*changes)]
 
     async def _with_base(self, id: Id, change: Any, request: Request | None = None) -> int:
-        """Makes a change, or only reads, and does so again when a miss was seeded."""
+        """Makes a change, or reads the value if it is None. If Redis does not have the counter, seeds it from its
+        row, and tries again."""
         id = valid(id)
         deadline = self.client.read_deadline() if change is None else self.client.deadline()
         for _ in range(ROUNDS):
@@ -82,7 +83,8 @@ class Cached(ExactValues[D]):
         return value_of(result_of(reply))
 
     async def _seed(self, id: str, ticket: str, deadline: float) -> None:
-        """Reads the row after the ticket was received, and makes its value the base."""
+        """Reads the row, and makes its value the base of the counter. The row must be read after the ticket was
+        received: a value that was read before may be out of date."""
         if self._read_row:
             try:
                 row = await self.session.run(self._read_row, id)

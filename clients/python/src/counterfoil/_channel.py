@@ -25,9 +25,9 @@ from ._sums import Sums
 EPOCH_SECONDS = 30
 PAUSE_SECONDS = 0.05
 CONFIGURED_WITHIN_SECONDS = 3
-WANTED_SECONDS = 0.2  # so often the daemon takes what is wanted
+WANTED_SECONDS = 0.2  # the interval at which the daemon takes the names of wanted families
 WANTED = ("cf1:wanted",)
-REDIS = "Redis"  # the outage of a server or a whole cluster, beside those of single homes
+REDIS = "Redis"  # the key of the outage of a server or a whole cluster; that of a partition is its family and home
 CALLS = "calls", "calls_before"
 REQUESTS = "requests", "requests_before"
 Call = Tuple[Any, ...]  # words of a command
@@ -37,33 +37,35 @@ Reply = Tuple[bytes, List[Any], bool]  # status, words, whether an earlier reply
 Request = Tuple[str, Optional[str]]  # its name, and the generation that a job stored
 ROUNDS = 10
 MAX_N = 2**53  # the largest number of a call
-MAX_STEP = 2**20  # numbers grow by random steps, which differ in two machines resumed from one snapshot
+# Numbers grow by random steps. Two machines that were resumed from one snapshot share the names of callers, and so
+# most likely use different numbers.
+MAX_STEP = 2**20
 
 
 class Description(NamedTuple):
-    """The reply of family_epoch."""
+    """A reply of family_epoch: the settings of a family, and the current epoch of a home."""
 
     asked_at: float
     now: bytes
-    generation: bytes  # of requests
+    generation: bytes  # the generation of requests
     partitions: int
     settings: dict[str, Any]
     ids: re.Pattern[str]
 
     def check(self, id: str) -> str:
-        """Refuses an id that can have no row."""
+        """Returns the id. Refuses one that can have no row."""
         if self.ids.fullmatch(id):
             return id
         raise NotCounted("BADID", f"{id!r} can have no row, expected {self.settings['ids_in_words']}")
 
 
 class Queue:
-    """Group commit: one call at a time, of the changes that arrived while the one before was under way."""
+    """Group commit: one call at a time is under way, and the changes that arrive meanwhile share the next one."""
 
     def __init__(self, home: int, partitions: int) -> None:
         self.home, self.partitions = home, partitions
         self.waiting: list[Entry] = []
-        self.batch: list[Entry] = []  # those of the call under way
+        self.batch: list[Entry] = []  # the entries of the call under way
         self.call: Call = ()
         self.caller, self.n = "", 0
 
@@ -78,12 +80,12 @@ class Entry:
     deadline: float
     result: Any = None
     settled: bool = False
-    is_alone: bool = False  # in its call, after one with others was refused
+    is_alone: bool = False  # it needs a call of its own, because a call with others was refused
     request: Request | None = None
 
 
 class Channel:
-    """What a session knows of a family, and the calls that it makes."""
+    """The calls of a family in one session, and what is known of the family there."""
 
     def __init__(self, family: Any, session: Any) -> None:
         self.family, self.session, self.client = family, session, session.client
@@ -93,23 +95,23 @@ class Channel:
         self._queues: dict[tuple[int, int], Queue] = {}
 
     def home(self, partition: int) -> int:
-        """The partition whose memory has the calls of `partition`."""
+        """Returns the partition that remembers the calls of `partition`."""
         return partition if self.client.is_cluster else 0
 
     def outage(self) -> CounterfoilError | None:
-        """Why no call would be sent."""
+        """Returns the error of all calls during an outage of Redis, or None."""
         outage: Outage | None = self.session.outage(REDIS)
         return outage.error() if outage else None
 
     async def known(self, deadline: float) -> Any:
-        """The last description of the family, or the error if there is none."""
+        """Returns the last description of the family, or the error if there is none."""
         try:
             return self._last or await self.describe(0, deadline)
         except CounterfoilError as error:
             return error
 
     async def described(self, deadline: float, *change: Any) -> tuple[int, Description]:
-        """The partition of a change, and a fresh description of the family."""
+        """Returns the partition of a change, and a fresh description of the family."""
         known = value_of(await self.known(deadline))
         partition = self.family.partition(known, self.family.checked(known, change))
         return partition, await self.describe(self.home(partition), deadline)
@@ -127,12 +129,12 @@ class Channel:
                 return known
             try:
                 await self.session.share((self, home), deadline, self.ask, home, deadline)
-            except CounterfoilError as error:  # of a caller whose deadline may have been earlier
+            except CounterfoilError as error:  # perhaps of another caller, whose deadline was earlier
                 if error.reason not in REPEATED - OUTAGE or time.monotonic() + PAUSE_SECONDS >= deadline:
                     raise
 
     async def ask(self, home: int, deadline: float) -> Description:
-        """Asks Redis for the family and its current epoch."""
+        """Asks Redis for the family and its current epoch. Waits for a while if no daemon has configured the family."""
         configured_by = min(deadline, time.monotonic() + CONFIGURED_WITHIN_SECONDS)
         while True:
             asked_at, last = time.monotonic(), self._last
@@ -160,7 +162,8 @@ class Channel:
             await self.session.sleep(WANTED_SECONDS)
 
     async def _announce(self, home: int, deadline: float) -> str:
-        """Announces the family to the daemon, which may know it. Returns why that failed."""
+        """Announces the family to the daemon, whose configuration may have a pattern for it. Returns why that failed,
+        or an empty text."""
         try:
             status, *_ = await self.read("family_want", home, WANTED, [self.family.name], deadline)
         except CounterfoilError as error:
@@ -182,7 +185,7 @@ class Channel:
         return status != b"UNCONFIGURED" or any(words)
 
     async def _probe(self, *words: Any) -> Any:
-        """Sends a call once. Returns its reply or the error that is one, or nothing."""
+        """Sends a call once. Returns its reply, the code of an error that Redis replied, or None without a reply."""
         try:
             return await self.session.execute(words_of(*words), time.monotonic() + PROBE_SECONDS)
         except FAILURES as error:
@@ -221,12 +224,14 @@ class Channel:
         raise NotCounted(status.decode(), temporary=status == b"NOCALENDAR")
 
     async def send(self, call: Call, home: int, deadline: float, was_lost: bool = False) -> Reply:
-        """Sends a call until there is a reply: the same call, which Redis executes once."""
+        """Sends a call, and the same call again until there is a reply. Redis executes it once.
+
+        `was_lost`: an earlier send may have been executed. The reply returns it as it is after the last send."""
         place = self.family.name, home
         while True:
             if outage := self.session.outage(REDIS) or self.session.outage(place):
                 raise outage.error(was_lost)
-            if self.session.pid != os.getpid():  # a fork copies tasks and greenlets
+            if self.session.pid != os.getpid():  # a fork copies tasks and greenlets, which the parent continues
                 raise CancelledError("this caller is of the parent process")
             before = call[0].sends
             try:
@@ -237,7 +242,7 @@ class Channel:
             except FAILURES as error:
                 failure, code = error, code_of(error, self.client.is_cluster)
             sends = call[0].sends - before
-            # that of an application may be refused by another node than the one that it sent the call to
+            # the cluster client of an application may have sent the call to one node before another one refused it
             is_other = self.client.is_cluster and not self.client.is_own and code in CONNECTING
             if sends == 1:
                 was_lost = was_lost or code == LOST or is_other
@@ -271,7 +276,8 @@ class Channel:
         return value_of(result)
 
     async def request_epoch(self, request: str, id: str) -> str:
-        """The current generation of requests: a job that runs later needs it from Redis."""
+        """Returns the current generation of requests. A job that runs later needs the one that Redis has now, so it is
+        never taken from memory."""
         deadline = self.client.deadline()
         known = value_of(await self.known(deadline))
         partition = self.family.partition(known, (known.check(id),), (request, None))
@@ -286,7 +292,7 @@ class Channel:
         entries = [self.enter(known, change, deadline, request) for change in changes]
         try:
             return await self.settle(entries)
-        except CancelledError:  # no other thread changes the queues of an event loop
+        except CancelledError:  # only in an event loop, whose queues no other thread changes
             for entry in entries:
                 if not entry.settled:
                     with suppress(ValueError):  # it may have been sent
@@ -294,8 +300,8 @@ class Channel:
             raise
 
     def enter(self, known: Any, change: Any, deadline: float, request: Request | None = None) -> Entry:
-        """Makes the entry of a change. Its queue is that of its partition or, where a call may span several,
-        of all."""
+        """Makes the entry of a change. Each partition has a queue, or where a call may span several partitions, all
+        share one."""
         for error in (change, known):
             if isinstance(error, CounterfoilError):
                 return Entry(None, 0, change, deadline, error, settled=True)
@@ -323,7 +329,7 @@ class Channel:
     async def _commit(self, queue: Queue) -> None:
         """Makes one call of the changes that wait, or repeats the one that an interrupted caller left."""
         if not queue.batch:
-            queue.call = ()  # an interrupt may have left that of the batch before
+            queue.call = ()  # an interrupt may have left the call of the previous batch
             is_alone = queue.waiting and queue.waiting[0].is_alone
             waiting = queue.waiting[: 1 if is_alone else self.family.limit]
             batch = [entry for entry in dict.fromkeys(waiting) if not entry.settled]
@@ -332,9 +338,9 @@ class Channel:
         try:
             results = await self._count(queue) if queue.batch else []
         except CounterfoilError as error:
-            queue.caller = ""  # another process may have the name
+            queue.caller = ""  # this call may still arrive, or another process use the name
             if len(queue.batch) > 1 and isinstance(error, NotCounted) and not error.temporary:
-                for entry in queue.batch:  # perhaps because of a single one
+                for entry in queue.batch:  # a single entry may be the reason, so each gets a call of its own
                     entry.is_alone = True
                 queue.waiting[:0], queue.batch = queue.batch, []
                 return
@@ -364,7 +370,7 @@ class Channel:
                 self.descriptions.pop(queue.home, None)
             elif status == b"MISMATCH":
                 self.descriptions, self._last = {}, None
-            is_first = not was_lost  # the only send, and nothing was done
+            is_first = not was_lost  # no earlier send may have been executed, and this one was refused
             if status == b"PASSED" or not is_first or time.monotonic() > deadline:
                 raise OutcomeUnknown(status.decode())
             queue.call = ()
@@ -372,7 +378,7 @@ class Channel:
                 raise NotCounted("MISMATCH", temporary=True)
 
     def _results(self, parts: dict[int, list[Any]], words: list[Any], description: Description) -> list[Any]:
-        """The result of each change. Those of a place share the word of it."""
+        """Returns the result of each change. Changes may share a word of the reply, as the visitors of a page do."""
         shared = [self.family.shared(description.settings, changes) for changes in parts.values()]
         sizes = [max(numbers) + 1 for numbers in shared]
         results, first = results_of(words, sizes), 0

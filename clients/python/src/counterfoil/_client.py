@@ -23,8 +23,8 @@ from ._value import Daemons
 from ._visitors import ActivityCounters, Visitors
 
 F = TypeVar("F", bound=Family[Any])
-MAX_RETRY_SECONDS = 30  # that long Redis surely remembers a call
-END_SECONDS = 5  # that the end of a process waits for sums
+MAX_RETRY_SECONDS = 30  # Redis remembers a call for at least as long
+END_SECONDS = 5  # how long the end of a process may take to send sums
 END_PAUSE_SECONDS = 0.5
 
 
@@ -50,7 +50,8 @@ class Client(Generic[D]):
     def __init__(self, redis: Any, namespace: str, **options: Unpack[Options]) -> None:
         self.namespace, self.is_own = namespace, isinstance(redis, Address)
         self.redis = redis if self.is_own else checked(redis, self.library)
-        self.shows_sends = self.is_own  # a wrapper of an application's client may hide them
+        # whether each send of a command is noticed: a wrapper of an application's client may hide sends
+        self.shows_sends = self.is_own
         address = redis.address if isinstance(redis, Address) else ""
         self.attempt_seconds = redis.timeout if isinstance(redis, Address) else 0
         self.is_cluster = not isinstance(address, str) or isinstance(redis, self.library.RedisCluster)
@@ -77,17 +78,20 @@ class Client(Generic[D]):
         """Makes connections of its own: to a URL such as `redis://localhost`, `rediss://localhost` (TLS) or
         `unix:///run/redis.sock`, or to a list of nodes of a cluster.
 
-        `timeout` is the time limit of connecting and of a reply, in seconds: a call is not repeated if that
-        could end after `retry_for`. With `rediss://`, `tls_ca` is the
-        file of the authority that signed the server's certificate, in PEM, and `tls_verify=False` accepts any
-        certificate. The library's own retries are off, so that a call that Redis does not know (`EXPIRED`) can
-        be made anew.
+        `timeout` limits connecting and each reply, in seconds. A call is not repeated if the repeat could end
+        after `retry_for`.
+
+        With `rediss://`, `tls_ca` is the file of the authority that signed the server's certificate, in PEM, and
+        `tls_verify=False` accepts any certificate.
+
+        The library's own retries are off. So a call that was sent once, and whose epoch Redis does not know any more
+        (`EXPIRED`), was not executed, and is made anew.
         """
         return cls(Address(address, timeout, tls_ca, tls_verify), namespace, **options)
 
     @property
     def open_session(self) -> Any:
-        """The session of this process or event loop, for a call."""
+        """The session of this process or event loop. Raises `NotCounted` if it is closed."""
         session = self.session  # type: ignore[attr-defined]
         if session.is_closed:
             raise NotCounted("CLOSED")
@@ -144,7 +148,7 @@ class Session:
     latch: Any
     spawn: Any
     is_closed = False
-    ends_at = math.inf  # for all calls
+    ends_at = math.inf  # the deadline of all calls at the end of the session
 
     def __init__(self, client: Any) -> None:
         self.client, self.pid = client, os.getpid()
@@ -165,7 +169,7 @@ class Session:
         be later."""
         mine = self.latch()
         latch: Any = ()
-        try:  # an interrupt may follow each call
+        try:  # an interrupt, such as KeyboardInterrupt, may follow each call below
             latch = self._shared.setdefault(key, mine)
             if latch is mine:
                 await function(*args)
@@ -207,12 +211,12 @@ class Session:
         return not all(sums.is_empty for sums in self.sums)
 
     async def send_sums(self) -> None:
-        """Sends sums until none is left. `later` may take more in the moment before each call."""
+        """Sends sums until none is left. Waits for a moment before each send, in which `later` may take more."""
         while self.has_sums and not self.is_closed:
             await self.sleep(self.client.later_every)
             for sums in self.sums:
                 await sums.send(self.client.deadline())
-            if any(sums.temporary for sums in self.sums):  # until Redis is available
+            if any(sums.temporary for sums in self.sums):  # they wait until Redis is available
                 await self.sleep(PROBE_SECONDS)
 
     async def end(self, deadline: float) -> None:
@@ -221,7 +225,7 @@ class Session:
         while self.has_sums:
             is_last = time.monotonic() + END_PAUSE_SECONDS > deadline
             for key, outage in list(self.outages.items()):
-                outage.is_probed = lambda: True  # the background has ended
+                outage.is_probed = lambda: True  # by this loop, since the probe in the background has ended
                 if not is_last and await outage.probe():
                     self.outages.pop(key, None)
             for sums in self.sums:
@@ -235,7 +239,7 @@ class Session:
         """Sends what `later` took in some families, and raises the first error."""
         deadline = self.client.deadline()
         for sums in all_sums:
-            for _ in range(2):  # a send that was under way may not have the last ones
+            for _ in range(2):  # the first may only wait for a send that began before the last hits
                 await sums.send(deadline)
         raise_errors(all_sums)
 

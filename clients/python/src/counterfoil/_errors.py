@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-HINTS = {  # where Redis sends no more than a word
+HINTS = {  # explanations of errors that are only a word
     "EXPIRED": "Redis no longer knows the call or its request: it lost its memory, or they are too old",
     "BADTIME": "the time is ahead, or neither a window nor what is kept takes it any more",
     "NOCALENDAR": "Redis does not know the current day or month, because no daemon serves the family",

@@ -12,7 +12,7 @@ from typing import Any
 from ._client import END_SECONDS
 from ._errors import CounterfoilError
 
-_sessions: set[Any] = set()  # that may have sums
+_sessions: set[Any] = set()  # the sessions that may have sums
 _hooked_pid = 0
 
 
@@ -21,7 +21,7 @@ def close_all(**_: object) -> None:
     deadline = time.monotonic() + END_SECONDS
     for session in list(_sessions):
         if session.pid == os.getpid():
-            with suppress(CounterfoilError):  # what was dropped was logged
+            with suppress(CounterfoilError):  # dropped sums were logged
                 session.close(deadline)
 
 
@@ -34,7 +34,7 @@ def register(session: Any) -> None:
     _hooked_pid = os.getpid()
     util = sys.modules.get("multiprocessing.util")
     if util and sys.modules["multiprocessing.process"].parent_process():
-        util.Finalize(None, close_all, exitpriority=-100)  # after those of queues
+        util.Finalize(None, close_all, exitpriority=-100)  # runs after the finalizers of queues
     if signals := sys.modules.get("celery.signals"):  # its children end by `os._exit`, after this signal
         signals.worker_process_shutdown.connect(close_all, weak=False, dispatch_uid="counterfoil")
 
@@ -44,6 +44,6 @@ def unregister(session: Any) -> None:
 
 
 def is_sudden() -> bool:
-    """Whether this process ends without any hook: RQ runs a job in a child, which ends by `os._exit`."""
+    """Returns whether this process ends without any hook. RQ runs a job in a child, which ends by `os._exit`."""
     current_job = getattr(sys.modules.get("rq"), "get_current_job", None)
     return current_job is not None and current_job() is not None

@@ -20,14 +20,14 @@ class Awaiting:
     """Marks a client of asyncio, whose calls are coroutines."""
 
 
-D = TypeVar("D")  # one of both
+D = TypeVar("D")  # Blocking or Awaiting
 P = ParamSpec("P")
 T = TypeVar("T")
 Id = Union[str, int]  # an int is its decimal text
 
 
 class call(Generic[P, T]):
-    """Makes a method of a coroutine function: one that returns the result in a blocking client."""
+    """Makes a method of a coroutine function. In a blocking client it runs the coroutine, and returns the result."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
         self.function = function
@@ -50,20 +50,20 @@ class Family(Generic[D]):
     """
 
     kind = ""
-    limit = 100  # changes of a call
-    spans_partitions = False  # a call may count in several, on a standalone server
+    limit = 100  # how many changes a call may have
+    spans_partitions = False  # whether a call may count in several partitions, on a standalone server
 
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name = client, f"{client.namespace}/{name}"
 
     @property
     def session(self) -> Any:
-        """That of this process or event loop."""
+        """The session of this process or event loop."""
         return self.client.open_session
 
     @property
     def channel(self) -> Channel:
-        """Its calls in this process or event loop."""
+        """The calls of the family in this process or event loop."""
         session, key = self.session, (self.kind, self.name)
         channel: Channel | None = session.channels.get(key)
         return channel or session.channels.setdefault(key, self.client.channel_type(self, session))
@@ -80,15 +80,15 @@ class Family(Generic[D]):
         return zlib.crc32(change[0].encode()) % description.partitions
 
     def part(self, settings: dict[str, Any], home: int, partition: int, changes: list[Any]) -> Words:
-        """A call of changes of one partition."""
+        """Returns the script of a call, with the keys and arguments of the changes in one partition."""
         raise NotImplementedError
 
     def shared(self, settings: dict[str, Any], changes: list[Any]) -> list[int]:
-        """The number of the word, in the reply, that each change of a call gets."""
+        """Returns for each change of a partition the number of its word in the reply, from 0."""
         return list(range(len(changes)))
 
     def first_args(self, settings: dict[str, Any], requests: int) -> list[Any]:
-        """Arguments before those of the partitions, of a call with so many requests."""
+        """Returns the arguments in front of those of the partitions. `requests` is the number of named requests."""
         return []
 
 
@@ -103,8 +103,8 @@ class Later(Family[D]):
 
     @call
     async def flush(self) -> None:
-        """Waits until all that `later` took is counted, and raises the first error of what was not since the
-        last flush."""
+        """Sends what `later` took, and waits until it is counted. Raises the first error of what was not counted
+        since the last flush."""
         await self.session.flush([self.channel.sums])
 
 
@@ -117,11 +117,11 @@ def valid(id: Id, limit: int = 255) -> str:
         word = b""
     if not 0 < len(word) <= limit:
         raise NotCounted("BADID", f"expected a str of 1 to {limit} bytes or an int, not {id!r}")
-    return word.decode()  # an enum is a plain str then
+    return word.decode()  # makes a plain str of an enum
 
 
 def integer(number: int, lowest: int = -(2**63)) -> int:
     """Checks a change or a value."""
     if not isinstance(number, int) or isinstance(number, bool) or not lowest <= number < 2**63:
         raise NotCounted("BADARG", f"expected an integer from {lowest} to {2**63 - 1}, not {number!r}")
-    return int(number)  # of an enum, too
+    return int(number)  # makes a plain int of an enum

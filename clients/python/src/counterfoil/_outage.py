@@ -24,11 +24,11 @@ class Outage:
 
     @property
     def lasts(self) -> bool:
-        # at the exit of Python no thread can start
+        # while Python exits no thread can start that probes: then the outage lasts for one interval
         return self.is_probed() or time.monotonic() < self._since + PROBE_SECONDS
 
     def error(self, was_sent: bool = False) -> CounterfoilError:
-        """Returns what a call gets, which may have been sent before the outage was known."""
+        """Returns the error of a call. `was_sent`: it may have been executed before the outage was known."""
         reason = NOT_SENT if self._error.reason == LOST else self._error.reason
         explanation = self._explanation()
         if was_sent:

@@ -1,4 +1,4 @@
-"""What the package needs of redis-py, and the scripts that it sends."""
+"""The connection to redis-py: the scripts that are sent, the clients that send them, and what their errors mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ for _file in (files("counterfoil") / "lua" / "v1").iterdir():
     _sha1 = SHA1[_file.name[: -len(".lua")]] = hashlib.sha1(_file.read_bytes()).hexdigest()
     SOURCES[_sha1] = _file.read_bytes()
 
-# of the library, also on a broken connection; an application raises others in the handler of a signal
+# errors of a call, also those that redis-py raises when a connection breaks within a reply. The others are not
+# caught: an application may raise them in the handler of a signal
 FAILURES: tuple[type[Exception], ...] = (redis.RedisError, redis.exceptions.RedisClusterException)
 FAILURES += (asyncio.TimeoutError, OSError, AttributeError, LookupError, TypeError, ValueError)
 LOST = "no reply"
@@ -28,10 +29,10 @@ NOT_SENT = "UNREACHABLE"
 CONNECTING = {"LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY"}
 REPEATED = CONNECTING | {LOST, "NOREPLICAS", NOT_SENT}
 OUTAGE = {LOST, NOT_SENT, "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN"}  # no other call would get a reply
-CONNECTING |= {"NOAUTH", NOT_SENT}  # may refuse a new connection after the call was sent over another one
+CONNECTING |= {"NOAUTH", NOT_SENT}  # errors of a new connection, after the call may have been sent over another one
 NOT_COUNTED = {"OOM", "MISCONF", "WRONGTYPE", "BADSTATE"}
 MISCONFIGURED = {"NOAUTH", "BADARG", "BADKEY", "CROSSSLOT", "MOVED", "ASK"}
-FULL = "max number of clients reached"  # the reply on a connection that Redis closes again
+FULL = "max number of clients reached"  # the reply on a new connection that Redis closes at once
 
 # errors that redis-py does not name after their code
 _CODES = {
@@ -61,7 +62,7 @@ def code_of(error: Exception, is_cluster: bool) -> str:
     """Returns the code of an error that Redis sent, or `LOST` if there was no whole reply."""
     name = type(error).__name__
     if is_cluster and name in ("MovedError", "AskError"):
-        return "TRYAGAIN"  # slots are on the move
+        return "TRYAGAIN"  # slots are being moved
     if name in _CODES:
         return _CODES[name]
     if type(error) is redis.ResponseError:
@@ -75,7 +76,8 @@ def code_of(error: Exception, is_cluster: bool) -> str:
 
 
 def refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:
-    """Returns what a caller gets. After a lost reply a refusal proves nothing about the earlier arrival."""
+    """Returns the error of a call. After a lost reply a refusal proves nothing about the send before: that one may
+    have been executed."""
     explanation = str(error) or repr(error)
     if "CERTIFICATE_VERIFY_FAILED" in explanation:
         explanation += ": connect(tls_ca=FILE) names the authority of the server, tls_verify=False accepts any"
@@ -89,7 +91,7 @@ def refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:
 
 
 class Address(NamedTuple):
-    """Where a client connects by itself: a URL, or nodes of a cluster."""
+    """The address of a client that makes its own connections: a URL, or nodes of a cluster."""
 
     address: str | Sequence[str]
     timeout: float
@@ -97,7 +99,7 @@ class Address(NamedTuple):
     tls_verify: bool = True
 
     def connect(self, library: Any) -> Any:
-        """Makes a client whose own retries are off, so that a call is sent once at a time, by us."""
+        """Makes a client whose own retries are off: only this package repeats a call."""
         retry, timeout = library.retry.Retry(NoBackoff(), 0), self.timeout
         options = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry, **self._tls()}
         if isinstance(self.address, str):

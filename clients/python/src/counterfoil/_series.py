@@ -49,7 +49,7 @@ CALENDARS = "calendar:day", "calendar:month"
 
 
 def _millis(at: float | datetime | None) -> int | str:
-    """A time in Unix milliseconds, or nothing for now."""
+    """Returns a time in Unix milliseconds, or an empty text for now."""
     if at is None:
         return ""
     if isinstance(at, datetime):

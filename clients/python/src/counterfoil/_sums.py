@@ -15,13 +15,13 @@ log = logging.getLogger("counterfoil")
 
 
 class Sums:
-    """What `later` took in a family, and has not been counted."""
+    """The sums of a family that `later` took and that are not counted yet."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._lock = threading.Lock()
-        self.waiting: dict[Key, int] = {}  # also what is under way
-        self._sent: dict[Key, tuple[int, Any]] = {}  # what is under way, with its entries
+        self.waiting: dict[Key, int] = {}  # all sums, with those that are being sent
+        self._sent: dict[Key, tuple[int, Any]] = {}  # the sums that are being sent, with their entries
         self.temporary: CounterfoilError | None = None  # why sums wait
         self._dropped: CounterfoilError | None = None  # the error of the first that was dropped
 
@@ -39,17 +39,17 @@ class Sums:
 
     @property
     def is_empty(self) -> bool:
-        with self._lock:  # which `take` may have
+        with self._lock:  # waits for a `take` that is under way
             return not self.waiting
 
     def take_error(self) -> CounterfoilError | None:
-        """Returns the first error of sums that were not counted, once for those that were dropped."""
+        """Returns the error of sums that were dropped, once, or why sums wait."""
         dropped, self._dropped = self._dropped, None
         return dropped or self.temporary
 
     async def send(self, deadline: float, is_last: bool = False) -> None:
-        """Sends all sums, or those that another caller is sending. Those that fail for a reason that passes
-        stay, unless this is the last time."""
+        """Sends all sums, or waits for those that another caller is sending. Sums that fail for a temporary reason
+        stay, unless this is the last send."""
         if self.is_empty:
             return
         channel = self._channel
@@ -64,7 +64,7 @@ class Sums:
         results = zip(sent, await channel.settle([entry for _, entry in sent.values()]))
         failed = {key: result for key, result in results if isinstance(result, CounterfoilError)}
         with self._lock:
-            if self._sent is not sent:  # another caller was faster
+            if self._sent is not sent:  # another caller has settled the same send
                 return
             kept = {key: error for key, error in failed.items() if stays(error) and not is_last}
             done = {key: n for key, (n, _) in sent.items() if key not in kept}
@@ -83,7 +83,7 @@ class Sums:
 
     def _report(self, id: Any, n: int, error: CounterfoilError) -> None:
         family, on_errors = self._channel.family.name, self._channel.client.on_errors
-        id = id if isinstance(id, str) else "/".join(id)  # scope and day, in a family that is not known
+        id = id if isinstance(id, str) else "/".join(id)  # scope and day, if the family's separator is not known
         outcome = "has an unknown outcome" if isinstance(error, OutcomeUnknown) else "was not counted"
         log.warning("%s: %+d for %r %s, and is dropped: %s", family, n, id, outcome, error)
         try:
@@ -94,5 +94,5 @@ class Sums:
 
 
 def stays(result: Any) -> bool:
-    """Whether a sum with this result is sent again."""
+    """Returns whether a sum with this result is sent again."""
     return isinstance(result, CounterfoilError) and (result.temporary or result.reason == "UNCONFIGURED")

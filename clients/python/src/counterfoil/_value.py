@@ -1,4 +1,4 @@
-"""Exact values, while hits are on their way to the database: the daemon reads them."""
+"""Exact values, which include the hits that are not in MySQL yet. The daemon reads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._errors import CounterfoilError, Misconfigured, NotCounted, unconfigured
 from ._family import D, Family, Id, call, valid
 from ._outage import Outage
 
-IDS = 1000  # of a request
+IDS = 1000  # the most in a request
 IDLE_SECONDS = 8  # the daemon closes connections that are idle for 10
 PROBE_REPLY_SECONDS = 0.5
 NO_REPLY = 0  # in place of a status
@@ -68,7 +68,7 @@ class Daemons:
 
     def __init__(self, urls: str | list[str], token: str | None) -> None:
         self.urls = [url.rstrip("/") for url in ([urls] if isinstance(urls, str) else urls)]
-        self._first = 0  # the one that replied last
+        self._first = 0  # the number of the one that replied last
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         self._idle: list[tuple[str, float, HTTPConnection]] = []
         self._pid = os.getpid()
@@ -91,7 +91,7 @@ class Daemons:
                 request = self._request, url, "POST", "/api/v1/values", body, seconds
                 try:
                     status, text, retry_after = await session.run(*request, seconds=seconds)
-                except asyncio.TimeoutError:  # before a thread was free
+                except asyncio.TimeoutError:  # asyncio sends the request in a thread, and none was free
                     status, text, retry_after = NO_REPLY, "no thread was free", 0
                 values = _values(text) if status == 200 else []
                 if len(values) == len(ids):
@@ -103,7 +103,7 @@ class Daemons:
                     raise unconfigured(family, explanation)
                 if 300 <= status < 500 and status != 429:
                     raise Misconfigured("MISMATCH" if status == 409 else "DAEMON", explanation)
-                if retry_after:  # with others it would be refused again
+                if retry_after:  # a random pause: clients that were refused together would be refused together again
                     pause = max(pause, retry_after * random.uniform(0.5, 1))
             if time.monotonic() + pause >= deadline:
                 error = NotCounted("DAEMON", explanation, temporary=True)
@@ -146,7 +146,7 @@ class Daemons:
         for _ in range(len(idle)):
             try:
                 found = idle.pop()
-            except IndexError:  # other threads take some
+            except IndexError:  # other threads have taken the rest
                 return None
             if found[1] < time.monotonic():
                 found[2].close()
@@ -164,7 +164,7 @@ class Daemons:
 
 
 def _error(text: str) -> str:
-    """The error of the daemon's reply, or nothing if it is another server's."""
+    """Returns the error in a reply of the daemon, or an empty text for the reply of another server, such as a proxy."""
     try:
         return str(json.loads(text)["error"])
     except (ValueError, LookupError, TypeError):

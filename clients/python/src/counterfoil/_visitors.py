@@ -1,4 +1,4 @@
-"""Distinct visitors: of pages within the last minutes, with their views, and of a day."""
+"""Families that count distinct visitors: `activity` for the last minutes of a page, and `visitors` for a day."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _day(day: str | date) -> str:
 
 
 def _visitor(visitor: Id | bytes) -> bytes:
-    """Checks a visitor, who need not be text."""
+    """Checks a visitor, and returns it as bytes, which need not be text."""
     if isinstance(visitor, bytes) and 0 < len(visitor) <= 255:
         return visitor
     return valid(visitor).encode()  # type: ignore[arg-type]

@@ -18,17 +18,17 @@ from ._family import Awaiting, T
 if sys.version_info >= (3, 11):
     from asyncio import timeout
 else:
-    from async_timeout import timeout  # which redis-py needs, too
+    from async_timeout import timeout  # a dependency of redis-py on these versions
 
-ATTEMPT_SECONDS = 0.1  # at least
+ATTEMPT_SECONDS = 0.1  # the shortest time that an attempt gets
 
 
 class Counterfoil(Client[Awaiting]):
     """The counters of a namespace, over a `redis.asyncio.Redis` or `redis.asyncio.RedisCluster` of the
     application.
 
-    Like the client it belongs to one event loop; one that was made by `connect` may be used in several. Give
-    the Redis client a `socket_timeout`. `close` it, or use it in an `async with` block, to send what `later`
+    It belongs to one event loop, as the Redis client does; one that was made by `connect` may be used in several.
+    Give the Redis client a `socket_timeout`. `close` it, or use it in an `async with` block, to send what `later`
     took. The end of `asyncio.run` sends it as well, except what `later` took after the last `await`.
     """
 
@@ -44,7 +44,7 @@ class Counterfoil(Client[Awaiting]):
         if key not in self.sessions:
             if self.sessions and not self.is_own:
                 raise Misconfigured("EVENT LOOP", "the Redis client is of another event loop: use connect")
-            for other in list(self.sessions):  # other threads have loops of their own
+            for other in list(self.sessions):  # a copy, since other threads add the sessions of their loops
                 if other[0].is_closed():
                     self.sessions.pop(other, None)
             self.sessions[key] = Loop(self)
@@ -58,8 +58,8 @@ class Counterfoil(Client[Awaiting]):
 
     async def close(self) -> None:
         """Sends what `later` took, and closes the connections that are its own. While Redis is unreachable it tries
-        again for 5 s; then what is left is dropped and reported, and the first error raised. As soon as it begins,
-        other calls raise `NotCounted("CLOSED")`."""
+        again for 5 s; then it drops and reports the sums that are left, and raises the first error. As soon as it
+        begins, other calls raise `NotCounted("CLOSED")`."""
         await self.session.close()
 
     async def __aenter__(self) -> Counterfoil:
@@ -70,7 +70,7 @@ class Counterfoil(Client[Awaiting]):
 
 
 class Latch(asyncio.Event):
-    """Is set once. Tasks wait for it."""
+    """An event that is set once, and that tasks wait for until a deadline."""
 
     async def wait_until(self, deadline: float | None) -> bool:
         if deadline is None:
@@ -83,7 +83,7 @@ class Latch(asyncio.Event):
 
 
 class Loop(Session):
-    """What belongs to one event loop."""
+    """The session of one event loop."""
 
     latch = Latch
     sleep = staticmethod(asyncio.sleep)
@@ -94,7 +94,7 @@ class Loop(Session):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def execute(self, words: tuple[Any, ...], deadline: float) -> Any:
-        # the library may repeat calls for minutes
+        # an application's client may repeat calls for minutes
         async with timeout(max(deadline - time.monotonic(), ATTEMPT_SECONDS)):
             return await self.redis.execute_command(*words)
 
@@ -131,5 +131,5 @@ class Loop(Session):
     async def _send_sums(self) -> None:
         try:
             await self.send_sums()
-        except asyncio.CancelledError:  # asyncio.run ends, and waits for this task
+        except asyncio.CancelledError:  # at its end asyncio.run cancels this task, and waits for it
             await self.end(time.monotonic() + END_SECONDS)

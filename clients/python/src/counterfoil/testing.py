@@ -22,15 +22,15 @@ from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
 from ._redis import Address
 from ._results import Before
 
-EPOCH = "epoch"  # of all requests
-SLICES = 100  # of each window
-WINDOW_SECONDS = 300  # of activity
+EPOCH = "epoch"  # the epoch of all requests
+SLICES = 100  # the number in each window
+WINDOW_SECONDS = 300  # the window of activity
 AHEAD_SECONDS = 60
 Families = Mapping[str, Mapping[str, Any]]
 
 
 class Memory:
-    """What the families of a client have counted, and the daemon that reads it."""
+    """The counts of a client's families, in place of Redis and of the daemon."""
 
     def __init__(self, namespace: str, families: Families) -> None:
         self.lock = threading.Lock()
@@ -124,7 +124,7 @@ class MemoryChannel(Channel):
         return 1
 
     async def read(self, script: str, home: int, keys: Keys, args: list[Any], deadline: float) -> list[Any]:
-        """Only cached_get."""
+        """Replies to cached_get. No other script is read this way."""
         return [b"OK", self.client.daemons.numbers[self.family.name, args[-1]]]
 
     async def read_of_home(
@@ -156,7 +156,7 @@ class Counterfoil(_blocking.Counterfoil):
 
 
 class AsyncCounterfoil(asyncio.Counterfoil):
-    """The same for asyncio."""
+    """A client in memory for asyncio."""
 
     channel_type = MemoryChannel
 
@@ -166,7 +166,7 @@ class AsyncCounterfoil(asyncio.Counterfoil):
 
 
 def start_of(label: str, at: float) -> int:
-    """The start of a slice, in UTC."""
+    """Returns the start of the slice of a time, in UTC."""
     if label.endswith("s"):
         return int(at) // int(label[:-1]) * int(label[:-1])
     day = datetime.fromtimestamp(at, timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -174,7 +174,7 @@ def start_of(label: str, at: float) -> int:
 
 
 def starts_of(label: str) -> list[int]:
-    """The slices of a window, the running one last."""
+    """Returns the starts of the slices of a window, the running one last."""
     starts = [start_of(label, time.time())]
     while len(starts) < SLICES:
         starts.insert(0, start_of(label, starts[0] - 1))

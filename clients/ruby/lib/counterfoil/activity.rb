@@ -26,7 +26,7 @@ class Counterfoil
       nil
     end
 
-    # Adds a view to a sum in this process, which is sent within `later_every` seconds, and counts in the window then.
+    # Adds a view to a sum in this process, which is sent within `later_every` seconds. The view counts when it is sent.
     #
     # @param (see #touch)
     # @return [nil]
@@ -60,7 +60,7 @@ class Counterfoil
       [keys, [settings["stripes"], places.size, *args], places.values.map { |own| own.map(&:first) }]
     end
 
-    # @return [Array<Array(Integer, Integer)>] of each stripe
+    # @return [Array<Array(Integer, Integer)>] views and visitors of each stripe
     def read(page, some)
       keys = some.flat_map { |stripe| @family.keys(of_stripe(page, stripe), "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}") }
       reply = @family.read_of_home("activity_now", of_stripe(page, some[0]), [], keys, stripes)

@@ -32,8 +32,8 @@ class Counterfoil
     # request for an hour, or as long as the family's `remember_requests`.
     #
     # @param request [String] the name of the request, e.g. the id of a job: 1 to 64 bytes
-    # @param epoch [String, nil] as {#request_epoch} returned it before the first call: then it never counts twice; the current
-    #   one by default
+    # @param epoch [String, nil] what {#request_epoch} returned before the first call: then the request never counts twice. By
+    #   default the current one
     # @return [Boolean] true if it was counted now, false if before
     # @raise [OutcomeUnknown] with the reason `EXPIRED` if Redis may have forgotten the request
     def add_once(request, id, delta = 1, epoch: nil)
@@ -69,7 +69,7 @@ class Counterfoil
 
     def change(delta) = @family.integer(delta)
 
-    # hits of a wide family may go to any partition, and a request to the same one in every process
+    # in a wide family any partition takes a hit, but a request needs the same one in every process
     def partition(id, of, request)
       return super unless @family.settings["wide"]
 
@@ -82,7 +82,7 @@ class Counterfoil
       args
     end
 
-    # in front of each partition's words is its total
+    # the words of each partition begin with its total, which is skipped
     def set_counted(words, items)
       groups(items).each do |members|
         words.shift

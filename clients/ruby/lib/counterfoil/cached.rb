@@ -6,7 +6,7 @@ class Counterfoil
   #   votes = counterfoil.cached("votes") { |id| Item.where(id: id).pick(:votes) }
   #   votes.incr("item-1")
   class Cached < Counters
-    # A counter without a base, which a row read after the ticket was received provides.
+    # The result for a counter that Redis does not have. Its row, read after the ticket was received, becomes its base.
     Miss = Struct.new(:ticket)
     private_constant :Miss
 
@@ -25,11 +25,11 @@ class Counterfoil
     # @raise [OutcomeUnknown, Misconfigured]
     def incr(id, delta = 1) = counting(id) { |text| count_one(text, @family.integer(delta)) }
 
-    # Adds delta to the counter unless this was done before for the same request and id, by any process. A refusal at a bound
-    # stays, too.
+    # Adds delta to the counter unless this was done before for the same request and id, by any process. A request that was
+    # refused at a bound is refused again.
     #
     # @param request [String] the name of the request, e.g. the id of a job: 1 to 64 bytes
-    # @param epoch [String, nil] as {#request_epoch} returned it before the first call; the current one by default
+    # @param epoch [String, nil] what {#request_epoch} returned before the first call; by default the current one
     # @return [Integer] the value that the counter had then
     # @raise (see #incr)
     def incr_once(request, id, delta = 1, epoch: nil)
@@ -65,7 +65,7 @@ class Counterfoil
       result(word)
     end
 
-    # Repeats the block until the counter has a base.
+    # Repeats the block until Redis has the counter: after a miss it is seeded from its row.
     def with_base(id)
       id = @family.id(id)
       loop do
@@ -73,12 +73,12 @@ class Counterfoil
         return result unless result.is_a?(Miss)
         raise NotCounted.new("MISS", "#{id} was deleted again and again", temporary: true) if Limit.now > Limit.at
 
-        share_read([id, result.ticket, Process.pid]) { seed(id, result.ticket) } # a fork does not finish reads of its parent
+        share_read([id, result.ticket, Process.pid]) { seed(id, result.ticket) } # with the pid, since a fork does not finish its parent's reads
       end
     end
 
-    # Callers that miss the same counter with the same ticket share one read, which begins after the ticket was received. If the
-    # one that reads is interrupted, the next one does.
+    # Callers that received the same ticket share one read of the row, which begins after the ticket was received. If the caller
+    # that reads is interrupted, the next one reads.
     def share_read(key)
       read = @mutex.synchronize { @reads[key] ||= Lock.new }
       read.synchronize do

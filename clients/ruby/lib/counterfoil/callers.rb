@@ -3,8 +3,8 @@
 require "securerandom"
 
 class Counterfoil
-  # A pool of caller names. A name has one call in flight. The numbers of its calls grow by random steps, which differ in two
-  # machines that were resumed from one snapshot.
+  # A pool of caller names. A name has one call in flight. The numbers of its calls grow by random steps, so that two machines that
+  # were resumed from one snapshot use different numbers.
   class Callers
     # `n` is the number of the call.
     Caller = Struct.new(:name, :n, :pid)
@@ -24,12 +24,13 @@ class Counterfoil
       step(caller)
     end
 
-    # Takes back a caller whose call is settled. Another process may have the name of one whose outcome is unknown.
+    # Takes back a caller whose call is settled. The caller of a call with an unknown outcome is not given back: the call may still
+    # arrive, or another process may use the name.
     def give_back(caller)
       @mutex.synchronize { @free << caller } if caller.n <= MAX_N - MAX_STEP
     end
 
-    # @return [Caller] with the number of another call
+    # @return [Caller] with the number of its next call
     def step(caller)
       caller.n += 1 + SecureRandom.random_number(MAX_STEP)
       caller

@@ -1,7 +1,7 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # What takes calls until it is closed.
+  # An object that takes calls until it is closed.
   module Closable
     def close = @is_closed = true
 
@@ -17,13 +17,13 @@ class Counterfoil
 
     PAUSE = 0.05
     RENEW_EVERY = 1
-    # their clients may be used by one thread at a time
+    # the classes of clients that one thread may use at a time
     UNSHARED = %w[RedisClient RedisClient::Cluster].freeze
     CLUSTERS = %w[Redis::Cluster RedisClient::Cluster].freeze
     # The files of redis-client and of redis-rb 4 that write commands.
     WRITERS = %r{/(resp3|command_helper)\.rb\z}
-    # A word of a command. A library makes bytes of it once for each send, also for those that it repeats by itself. A tracer or
-    # logger may do so as well, which does not count.
+    # A word of a command that counts its sends. A library asks for its bytes once for each send, also for those that it repeats by
+    # itself. A tracer or logger may ask as well, but not from the files of WRITERS.
     Word = Class.new(String) do
       def sends = @sends || 0
       def bytesize = note(caller_locations(1, 1)) && super # redis-client
@@ -40,7 +40,7 @@ class Counterfoil
 
     # @param timeout [Numeric] seconds that a send may take, 0 if they are not known
     # @param is_own [Boolean] the library does not repeat calls by itself
-    # @param connect [Proc, nil] makes another client of a cluster, which threads may share
+    # @param connect [Proc, nil] makes another client of a cluster. Threads may share such a client
     def initialize(redis, retry_for:, timeout:, is_own:, connect: nil)
       raise Misconfigured.new("BADKEY", "a Redis::Namespace changes keys") if redis.class.name == "Redis::Namespace"
       raise Misconfigured.new("BADARG", "#{redis.class} is not a Redis, RedisClient or pool") unless redis.respond_to?(:with)
@@ -48,12 +48,13 @@ class Counterfoil
       @redis, @retry_for, @timeout, @is_own, @connect, @renewed_at = redis, retry_for, timeout, is_own, connect, 0
       @outages, @of_outages, @ends_at = {}, Lock.new, Float::INFINITY
       @mutex = Lock.new if UNSHARED.include?(redis.class.name) && !connect
-      @monitor = redis.instance_variable_get(:@monitor) if defined?(Redis) && Redis === redis # not if it is in a pool
+      @monitor = redis.instance_variable_get(:@monitor) if defined?(Redis) && Redis === redis # a client in a pool does not need it
     end
 
     # @param home [Array<String>] the keys of `family_epoch` at the home of the call
     # @param is_lost [Boolean] an earlier arrival of the call may have been executed
-    # @return [Array(Array, Boolean, Boolean)] the reply; true if no other arrival of the call can exist; true if a reply was lost
+    # @return [Array(Array, Boolean, Boolean)] the reply; true if the call was sent once only; true if an earlier arrival of the call
+    #   may have been executed
     # @raise [Error] the outcome of the call
     def call(name, home, keys, args, is_lost = false)
       command, outage = evalsha(name, keys, args), outage(cluster? ? home[0] : nil)
@@ -110,7 +111,7 @@ class Counterfoil
 
     def stop_outages = @of_outages.synchronize { @outages.values }.each(&:stop)
 
-    # @param home [String, nil] a key of the partition in a cluster, whose nodes fail separately
+    # @param home [String, nil] in a cluster, whose nodes fail separately, a key of the partition
     def outage(home) = @outages[home] || @of_outages.synchronize { @outages[home] ||= Outage.new("Redis") }
 
     def start_outage(outage, reason, error)
@@ -122,21 +123,21 @@ class Counterfoil
       end
     end
 
-    # any client may ask for an epoch
+    # asks for an epoch, which every client may do
     def available?(home)
       renew if @connect
       send_once(evalsha("family_epoch", home, ["", "", "", ""]))
     end
 
-    # Replaces the client of a cluster: it asks where slots are once in 3 to 10 s, and a failover takes less. Other threads may still
-    # use the old one, so it is not closed.
+    # Replaces the client of a cluster. A client asks where the slots are only once in 3 to 10 s, and a failover takes less. The old
+    # client is not closed, since other threads may still use it.
     def renew
       return if Limit.now < @renewed_at + RENEW_EVERY
 
       @redis, @renewed_at = @connect.call, Limit.now
     end
 
-    # pools yield a client, and clients of redis-rb themselves
+    # `with` of a pool yields a client, `with` of a client of redis-rb yields the client itself
     def lend(&block)
       return yield @redis if @connect
       return @mutex.synchronize { yield @redis } if @mutex
@@ -152,7 +153,7 @@ class Counterfoil
       end
     end
 
-    # the cluster clients repeat calls whatever their options
+    # clients of a cluster repeat calls whatever their options are
     def resends? = !@is_own || cluster?
 
     # @return [Boolean] the library has sent the command once; false if it does not show how often

@@ -1,13 +1,13 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # What buffered and cached counters share: calls of pairs of an id and a change, each with its own result. A subclass
+  # The base of buffered and cached counters: calls with pairs of an id and a change, each of which has its own result. A subclass
   # defines `change(change)`, `add_group(args, items)`, `set_counted(words, items)`, `set_repeated(word, items)` and `result(word)`.
   class Counters
     include Values
 
-    # A pair; `of` is how many partitions there are, `result` is an Integer, nil, or an error. `request` has a name and a stored
-    # generation or nil, `before` is true if it was counted before.
+    # A pair. `of` is the number of partitions when its own was chosen. `request` has a name, and the generation that a job has stored
+    # or nil. `result` is an Integer, nil, or an error, and `before` is true if the request was counted before.
     Item = Struct.new(:partition, :of, :id, :change, :request, :result, :before)
     private_constant :Item
 
@@ -44,7 +44,7 @@ class Counterfoil
       result_of(item)
     end
 
-    # @return [Array(String, String)] a request's name, checked, and the epoch that is stored with it
+    # @return [Array(String, String)] a request's checked name, and the epoch that a job has stored or nil
     def request(name, epoch = nil) = [@family.text(name, 64), epoch]
 
     def commit(home, of)
@@ -59,7 +59,7 @@ class Counterfoil
       batch.items.each { |item| item.result = error }
     end
 
-    # Orders the items by partition, as the reply will be.
+    # Orders the items by partition, since the words of the reply have this order.
     def prepare(home, items)
       items.sort_by!(&:partition) if items.size > 1
       requests = items.each_with_index.filter_map { |item, i| [i + 1, *item.request] if item.request }

@@ -6,10 +6,10 @@ require "net/http"
 class Counterfoil
   # Asks daemons for exact values (docs/http-api.md), over connections that are kept.
   class Daemons
-    IDS = 1000 # of a request
+    IDS = 1000 # the most in a request
     PAUSE = 0.05
     PROBE = 0.4 # seconds
-    IDLE = 8 # and closes connections that are idle for 10 s
+    IDLE = 8 # seconds after which a connection is not used again: the daemon closes it after 10
     FAILURES = [SystemCallError, IOError, SocketError, Net::OpenTimeout, Net::ReadTimeout, Net::WriteTimeout, Net::ProtocolError,
                 Net::HTTPBadResponse, Net::HTTPHeaderSyntaxError, Zlib::Error, OpenSSL::SSL::SSLError].freeze
     private_constant(*constants(false))
@@ -25,7 +25,7 @@ class Counterfoil
 
     def none? = @uris.empty?
 
-    # An error message may show it, and the token must not be there.
+    # Without the token: an error message of Ruby may show what this returns.
     def inspect = "#<#{self.class} #{@uris.join(" ")}>"
 
     # @return [Array<Integer>] the exact values in the order of the ids
@@ -64,7 +64,7 @@ class Counterfoil
           explanation, is_reached = "#{uri}: #{code} #{text}", is_reached || code
           raise refused(family, code, explanation) if code&.match?(/\A[34]/) && code != "429"
 
-          # all that were refused together would be refused again
+          # a random pause: clients that were refused together would be refused together again
           pause = [pause, retry_after * rand(0.5..1.0)].max
         end
         fail_with(explanation, is_reached) if Limit.now + pause > Limit.at
@@ -73,7 +73,7 @@ class Counterfoil
       end
     end
 
-    # A reply that does not name the family is not about it.
+    # Returns the error of a refusal. A 404 that does not name the family is not about it.
     def refused(family, code, explanation)
       return family.unconfigured("; #{explanation}") if code == "404" && explanation.include?(family.name)
 
@@ -97,7 +97,7 @@ class Counterfoil
       [nil, error.message, 0]
     end
 
-    # @return [Boolean] any reply of the daemon
+    # @return [Boolean] true after any reply of the daemon
     def alive?(uri)
       http = connect(uri, PROBE)
       http.read_timeout = PROBE
@@ -118,7 +118,7 @@ class Counterfoil
       nil
     end
 
-    # The connection makes itself anew if the daemon has closed it.
+    # Net::HTTP connects again by itself if the daemon has closed the connection.
     def connect(uri, seconds)
       # without a proxy, which would receive the token
       http = Net::HTTP.new(uri.hostname, uri.port, nil)
@@ -127,7 +127,7 @@ class Counterfoil
       http.start
     end
 
-    # @return [Array<Integer, nil>, nil] nil for a part of a reply, which Net::HTTP returns as well
+    # @return [Array<Integer, nil>, nil] nil if a part of the reply is missing: Net::HTTP returns the rest as if it were whole
     def values_of(text)
       reply = JSON.parse(text)
       reply["values"] if reply.is_a?(Hash)

@@ -1,7 +1,7 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # the reason of an error without any reply
+  # the reason of an error if there was no reply
   UNREACHABLE = "UNREACHABLE"
 
   # The base class of all errors of this library. The error of the Redis library, if there is one, is its `cause`.

@@ -3,22 +3,22 @@
 class Counterfoil
   # An exception of a Redis library, and what it proves about the call (lua/README.md, "Errors and lost replies").
   module Failure
-    # a repeat may succeed
+    # codes after which a repeat may succeed
     TEMPORARY = ["no reply", UNREACHABLE, *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN NOREPLICAS TRYAGAIN READONLY MOVED ASK]].freeze
-    # every call would fail; the others are of one call
+    # codes with which every call would fail; the others of TEMPORARY are about one call
     OUTAGES = ["no reply", UNREACHABLE, *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN]].freeze
     # refusals of a new connection, after the library may have sent the call over another one
     CONNECTING = %w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY NOAUTH WRONGPASS].freeze
     LASTING = %w[WRONGTYPE BADSTATE].freeze
-    REFUSED = ["OOM", "MISCONF", *LASTING].freeze # a repeat would be refused as well, and a later call if it is lasting
+    REFUSED = ["OOM", "MISCONF", *LASTING].freeze # a repeat would be refused as well; if LASTING, so would a later call
     MISCONFIGURED = %w[NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT MOVED].freeze
     CODES = [*TEMPORARY, *REFUSED, *MISCONFIGURED, "NOSCRIPT"].freeze
-    # names, since an application loads only some of these libraries
+    # names of classes, since an application loads only some of these libraries
     LIBRARIES = %w[Redis::BaseError RedisClient::Error ConnectionPool::Error ConnectionPool::TimeoutError SystemCallError IOError
                    SocketError OpenSSL::SSL::SSLError].freeze
     REPLIES = %w[Redis::CommandError RedisClient::CommandError].freeze
     CANNOT_CONNECT = %w[Redis::CannotConnectError RedisClient::CannotConnectError].freeze
-    FULL = "ERR max number of clients" # the reply on a connection that Redis closes again
+    FULL = "ERR max number of clients" # the reply on a new connection that Redis closes at once
     UNSENT = %w[ConnectionPool::TimeoutError RedisClient::Cluster::InitialSetupError].freeze
     FULL_POOL = %w[RedisClient::CheckoutTimeoutError].freeze # the client of a cluster may have sent the call before
     FULL_POOLS = ["ConnectionPool::TimeoutError", *FULL_POOL].freeze
@@ -58,7 +58,7 @@ class Counterfoil
       # @return [String] the reason of a call that is not counted
       def code(reason) = reason == "no reply" ? UNREACHABLE : reason
 
-      # @return [String] the message, with the options that are for it
+      # @return [String] the message, with the options that help against it
       def explain(error)
         return error.message unless error.message.include?("certificate verify failed")
 

@@ -6,7 +6,7 @@ require "zlib"
 class Counterfoil
   # A family of counters: its keys, settings and epochs, and its counting calls.
   class Family
-    # What a home replied: the epoch, the generation of requests, and the family's settings. `until` is when to ask again, and
+    # A reply of a home: the epoch `now`, the generation of requests, and the family's settings. `until` is when to ask again, and
     # `ids` matches the ids that can have a row.
     Epoch = Struct.new(:now, :generation, :partitions, :settings, :until, :ids) do
       # @return [String] the id, unless it can have no row
@@ -16,14 +16,15 @@ class Counterfoil
         raise NotCounted.new("BADID", "#{id.inspect} can have no row, expected #{settings["ids_in_words"]}")
       end
     end
-    # A counting call, whose repeats are the same. `requests` has the number of a pair, a name, and a stored generation or nil.
+    # A counting call. Its repeats are equal, so Redis recognizes them. Each of the `requests` has the number of its pair, a name, and
+    # the generation that a job has stored or nil.
     Call = Struct.new(:script, :home, :keys, :args, :of, :requests, :epoch, :caller, :is_sent, :reply)
     VALID_FOR = 30
     CONFIGURED_WITHIN = 3
-    PAUSE = 0.2 # the daemon takes what is wanted so often
+    PAUSE = 0.2 # the interval at which the daemon takes the names of wanted families
     WANTED = ["cf1:wanted"].freeze
     ROUNDS = 5
-    READ = 0.5 # of the time of a counting call
+    READ = 0.5 # the share that a read has of the time of a counting call
     NAME = /\A[a-z0-9_.-]{1,64}\z/
     I64 = (-2**63..2**63 - 1)
     private_constant(*constants(false))
@@ -41,16 +42,16 @@ class Counterfoil
       @epochs, @homes, @unconfigured = {}, {}, Outage.new
     end
 
-    # Yields, and the counting calls within end in time.
+    # Yields. The counting calls in the block end within `retry_for`.
     def counting(&block) = within(1, &block)
 
-    # Yields, and the reads within end in time.
+    # Yields. The reads in the block end within half of `retry_for`.
     def reading(&block) = within(READ, &block)
 
     # @return [Integer] the number of partitions
     def partitions = (@known || ask(0)).partitions
 
-    # @return [Boolean] Redis need not be asked for the settings
+    # @return [Boolean] true if Redis need not be asked for the settings
     def known? = !@known.nil?
 
     # @return [Hash] as the daemon configured them
@@ -61,7 +62,7 @@ class Counterfoil
 
     def keys(partition, *names) = names.map { |name| "cf1:{#{@name}/#{partition}}:#{name}" }
 
-    # @return [Integer] the partition that stores the callers and the epoch of a call
+    # @return [Integer] the home of a partition: the one that stores the callers and the epoch of its calls
     def home(partition) = @connection.cluster? ? partition : 0
 
     # @param fresh [Boolean] asks Redis in any case
@@ -78,9 +79,10 @@ class Counterfoil
       Call.new(script, home, home_keys(home).first(2) + keys, args, of, requests, checked(epoch(home), of), @callers.take, false)
     end
 
-    # Makes a counting call, once. It may be called again for a call that was interrupted.
+    # Makes a counting call, which is executed once. This may be called again for a call that was interrupted.
     #
-    # @return [Array] the reply: `OK` or `DUP`, and what follows, or `MISMATCH`: made for other settings, and not executed
+    # @return [Array] the reply: `OK` or `DUP`, and what follows, or `MISMATCH` for a call that was not executed, because it was made
+    #   for other settings
     def count(call)
       until call.reply
         is_lost, call.is_sent = call.is_sent, true
@@ -88,7 +90,7 @@ class Counterfoil
         args = [call.caller.name, call.caller.n, call.epoch.now, "", *call.args, *tail]
         reply, only, is_lost = @connection.call(call.script, home_keys(call.home), call.keys, args, is_lost)
         unless expired?(reply, call.home)
-          call.reply = reply # before others use the name: the call may be interrupted now, and is not sent again
+          call.reply = reply # before others use the name: if this thread is interrupted now, the call is not sent again
           @callers.give_back(call.caller)
           break
         end
@@ -103,9 +105,9 @@ class Counterfoil
       call.reply
     end
 
-    # The generation of requests: a job that runs later needs the one that Redis has now.
+    # Asks Redis each time, since a job that runs later needs the generation of now.
     #
-    # @return [String]
+    # @return [String] the generation of requests
     def request_epoch(partition) = epoch(home(partition), fresh: true).generation
 
     # Forgets the epoch of a home: Redis has another generation of requests.
@@ -189,7 +191,7 @@ class Counterfoil
     # @return [Array<String>] the keys of `family_epoch`
     def home_keys(home) = @homes[home] ||= keys(home, "calls", "calls_before", "requests", "requests_before").freeze
 
-    # an identifier may be an id of ActiveRecord
+    # refuses other objects, such as a record of Active Record in place of its id
     def string(identifier)
       case identifier
       when String then identifier
@@ -242,9 +244,9 @@ class Counterfoil
       @known = known
     end
 
-    # Announces the family to the daemon, which may know it.
+    # Announces the family to the daemon, whose configuration may have a pattern for it.
     #
-    # @return [String] why that failed
+    # @return [String] why that failed, or ""
     def announce(home)
       read("family_want", home, WANTED, [@name])[0] == "OK" ? "" : "; #{WANTED[0]} is full, since no daemon takes names"
     rescue Error => error

@@ -1,15 +1,16 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # Lets threads share calls. A thread joins the open batch. If no call is under way it closes the batch and makes its call; those
-  # that come meanwhile share the next one.
+  # Lets threads share calls. A thread joins the open batch. If no call is under way, it closes the batch and makes its call. Threads
+  # that arrive meanwhile share the next batch.
   class GroupCommit
     # items of one call
     LIMIT = 1000
-    # Items that share a call. `call` is set before it is sent, `turn` wakes those that wait. `present` has the items whose threads
-    # have not left, by identity: structs with the same members are equal. `limit` is that of the first item.
+    # Items that share a call. `call` is set before it is sent. `turn` wakes the threads that wait. `present` has the items whose
+    # threads have not left, by identity, since structs with the same members are equal. `limit` is the deadline of the first item.
     Batch = Struct.new(:items, :call, :is_done, :turn, :present, :limit)
-    # An interrupt must not come between a reply and the results, nor between two changes of the state. Object includes kill.
+    # An interrupt must not come between a reply and the results, nor between two changes of the state. `Object` also stands for
+    # Thread#kill, which is not an exception.
     ON_BLOCKING = { Object => :on_blocking }.freeze
     NEVER = { Object => :never }.freeze
     private_constant :ON_BLOCKING, :NEVER
@@ -33,7 +34,7 @@ class Counterfoil
 
     private
 
-    # @return [Batch] that takes another item
+    # @return [Batch] the open batch, or a new one
     def newest
       start_anew if @pid != Process.pid
       batch = @batches.last
@@ -47,7 +48,7 @@ class Counterfoil
       batch.items << item
     end
 
-    # Waits until the batch is done, or there is no call under way: then it makes that of the oldest batch.
+    # Waits until the batch is done, or no call is under way. In this case it makes the call of the oldest batch.
     def take_turn(item, batch)
       oldest = nil
       @mutex.synchronize do
@@ -75,20 +76,21 @@ class Counterfoil
       end
     end
 
-    # after a fork the calls that were under way are the parent's
+    # in a fork: the parent goes on with the calls that were under way
     def start_anew
       @pid, @batches, @leader = Process.pid, [], nil
     end
 
     def lead(batch)
-      Thread.pass if @is_shared # threads of the call before may count again: they join
+      Thread.pass if @is_shared # the threads of the previous call may count again at once, and join this batch
       @mutex.synchronize { remove(batch) }
       @is_shared = batch.items.size > 1
       Limit.until(batch.limit) { @count.call(batch) }
       batch.is_done = true
     end
 
-    # Wakes those that shared the call, and one that makes the next one. After an interrupt that is the same call.
+    # Wakes the threads that shared the call, and one of the next batch, which makes its call. After an interrupt the next batch is
+    # this one, with the same call.
     def leave(item, batch)
       return unless @leader.equal?(item)
 
@@ -103,7 +105,7 @@ class Counterfoil
       end
     end
 
-    # by identity, too
+    # compares by identity, since structs with the same members are equal
     def remove(batch) = @batches.reject! { |other| other.equal?(batch) }
   end
 end

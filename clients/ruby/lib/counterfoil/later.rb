@@ -7,10 +7,10 @@ class Counterfoil
     PAUSE = 1
     AT_END = 5 # seconds that the end of a process may wait
     AGAIN = 0.5
-    ATTEMPT = 1 # seconds by which an attempt may end later than its call, as one of a client of the application
+    ATTEMPT = 1 # seconds that `flush` waits in addition, since an attempt of the application's client may end after its limit
     # A sum that was not counted.
     Failed = Struct.new(:error, :counters, :key, :number) do
-      # it may be counted later
+      # true if the sum may be counted later
       def kept? = error.temporary? || error.reason == "UNCONFIGURED"
 
       def cause = [counters.name, error.reason]
@@ -51,10 +51,10 @@ class Counterfoil
       raise_first(sending.value)
     end
 
-    # Sends all sums for the last time, in a few seconds. Those that are left are dropped.
+    # Sends all sums for the last time, for a few seconds. Drops those that are left.
     def finish
-      @is_over = true # what another block of at_exit adds is sent at once
-      @mutex.synchronize { forked? ? start_anew : @thread&.kill } # when it has sent what it took
+      @is_over = true # from now on `add`, such as in another block of at_exit, sends at once
+      @mutex.synchronize { forked? ? start_anew : @thread&.kill } # which takes effect after the send that is under way
       began, left = Limit.now, @left
       sending = send_aside(left) { send_to_the_end }
       sending.join(left)
@@ -67,19 +67,19 @@ class Counterfoil
 
     def forked? = @pid != Process.pid
 
-    # a fork: these sums are the parent's
+    # in a fork: the parent sends the sums that it had
     def start_anew
       @pid, @sums, @under_way, @error, @dropped, @thread = Process.pid, no_sums, no_sums, nil, Hash.new(0), nil
       @waiting, @sending, @causes = ConditionVariable.new, Lock.new, []
     end
 
-    # for each family the sums of its keys
+    # a Hash with the sums of each family, by key
     def no_sums = Hash.new { |sums, counters| sums[counters] = Hash.new(0) }
 
     def size = [@under_way, @sums].sum { |sums| sums.sum { |_, own| own.size } }
 
     def start_thread
-      @at_exit ||= at_exit do # first, since an interrupt may follow
+      @at_exit ||= at_exit do # before the thread starts, since an interrupt may follow
         finish
       rescue Error => error
         warn("counterfoil: later: #{error.message}")
@@ -93,7 +93,7 @@ class Counterfoil
       end
     end
 
-    # an own thread: handle_interrupt does not hold back what a signal handler raises in the main thread
+    # in a thread of its own: handle_interrupt does not hold back what a signal handler raises in the main thread
     def send_aside(seconds, &block)
       Thread.new do
         Thread.current.report_on_exception = false
@@ -112,7 +112,7 @@ class Counterfoil
       end
     end
 
-    # @return [Array<Failed>] sums that stay
+    # @return [Array<Failed>] the sums that stay
     def send_all
       # an interrupt, e.g. a Timeout or kill, would lose the sums that are under way
       Thread.handle_interrupt(Object => :never) do
@@ -140,11 +140,11 @@ class Counterfoil
     def send_sums(counters, sums)
       results = counters.count_sums(sums)
       results.zip(sums).filter_map { |result, sum| Failed.new(result, counters, *sum) if result.is_a?(Error) }
-    rescue StandardError => error # of the application, such as that of a pool's block
+    rescue StandardError => error # an error of the application, such as of the block that makes a pool's connections
       sums.map { |sum| Failed.new(OutcomeUnknown.new(error.class.name, error.message), counters, *sum) }
     end
 
-    # Warns once when sums begin to wait: the application may not learn it otherwise.
+    # Warns once when sums begin to wait, since nothing else may tell the application.
     def warn_of(kept)
       causes = kept.to_h { |sum| [sum.cause, sum.error] }
       causes.except(*@causes).each { |(name, _), error| warn("counterfoil: sums of #{name} wait: #{error.message}") }
@@ -160,9 +160,9 @@ class Counterfoil
       dropped.each { |sum| @on_error.call(sum.counters.name, sum.counters.label(sum.key), sum.number, sum.error) } if @on_error
     end
 
-    # Drops what the end of the process leaves. What is under way has an unknown outcome.
+    # Drops the sums that are left at the end of the process. Those under way have an unknown outcome.
     #
-    # @param kept [Array<Failed>] with the errors of some
+    # @param kept [Array<Failed>] sums whose errors are known
     def give_up(kept)
       errors = kept.to_h { |sum| [[sum.counters, sum.key], sum.error] }
       unsent, unknown = [NotCounted, OutcomeUnknown].map { |kind| kind.new(UNREACHABLE, "the process ends") }

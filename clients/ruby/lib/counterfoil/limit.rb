@@ -1,17 +1,17 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # The time until which a call of this thread or fiber repeats what it sends.
+  # The deadline of the calls of this thread or fiber: until then a call is repeated.
   module Limit
     # @return [Float] seconds of the monotonic clock
     def self.now = Process.clock_gettime(Process::CLOCK_MONOTONIC)
 
-    # @return [Float, nil] when the current call ends
+    # @return [Float, nil] the deadline of the current call
     def self.at = Thread.current[:counterfoil_limit]
 
     def self.within(seconds, &block) = self.until(now + seconds, &block)
 
-    # Yields. A call within another one ends with it.
+    # Yields, with a deadline for the calls in the block. Inside of another block the earlier deadline holds.
     def self.until(time)
       outer = at
       Thread.current[:counterfoil_limit] = [outer, time].compact.min

@@ -1,13 +1,13 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # A Mutex for threads that may be interrupted, e.g. by a Timeout. An unlock wakes one of those that wait. If it is interrupted
-  # then, a plain Mutex or Monitor leaves the others waiting, for ever.
+  # A Mutex for threads that may be interrupted, e.g. by a Timeout. An unlock wakes one of the threads that wait. If that thread is
+  # interrupted before it has the lock, a plain Mutex or Monitor wakes no other one, and the others wait for ever.
   class Lock < Thread::Mutex
     alias try_enter try_lock
     alias exit unlock
 
-    # Yields, and after an interrupt wakes one of those that wait.
+    # Yields, and after an interrupt wakes one of the threads that wait.
     #
     # @param lock [Lock, Monitor] that the block takes and releases
     def self.waking(lock)

@@ -5,7 +5,7 @@ class Counterfoil
   # it is probed every second: by a thread, or by one of the calls.
   class Outage
     EVERY = 1
-    # `cause` is the exception of the library
+    # `cause` is the exception of the Redis library
     Beginning = Struct.new(:reason, :text, :cause, :at)
     private_constant(*constants(false))
 
@@ -14,9 +14,11 @@ class Counterfoil
       @server, @mutex = server, Lock.new
     end
 
-    # @param reason [String] why the limit of a call passed
-    # @param text [String] the same for people
-    # @yieldreturn [Boolean] true if it is over. Without a block a call is the probe
+    # Begins the outage.
+    #
+    # @param reason [String] the reason of the error of a call whose limit has passed
+    # @param text [String] its explanation for people
+    # @yieldreturn [Boolean] true if the outage is over. Without a block one call each second is the probe
     def start(reason, text, cause = nil, &probe)
       @probe, @next_at, @beginning = probe, Limit.now + EVERY, @beginning || Beginning.new(reason, text, cause, Limit.now)
       watch if probe
@@ -34,14 +36,14 @@ class Counterfoil
       beginning = @beginning
       return if beginning.nil? || (!@probe && due?)
 
-      watch if @probe && !@thread&.alive? # a fork has no threads of its parent
+      watch if @probe && !@thread&.alive? # in a fork the parent's thread does not run
       reason, text = beginning.reason, message(beginning)
       raise is_lost ? OutcomeUnknown.new(reason, text) : NotCounted.new(reason, text, temporary: true), cause: beginning.cause
     end
 
     private
 
-    # @return [Boolean] for one call in a second
+    # @return [Boolean] true for one call each second, which is the probe
     def due? = @mutex.synchronize { Limit.now >= @next_at && @next_at = Limit.now + EVERY }
 
     def message(beginning)
@@ -55,10 +57,11 @@ class Counterfoil
       @mutex.synchronize { @thread = Thread.new { probe_until_available } unless @thread&.alive? }
     end
 
-    # The thread that begins it may hold back interrupts, which its threads inherit. A process would wait for this one.
+    # The thread that starts this one may hold back interrupts, and a new thread inherits that. Then the end of the process could not
+    # end this thread, so interrupts are allowed here.
     def probe_until_available
       Thread.handle_interrupt(Object => :immediate) do
-        Thread.current.report_on_exception = false # calls get what an application's pool raises
+        Thread.current.report_on_exception = false # calls raise the errors of an application's pool themselves
         sleep(EVERY)
         sleep(EVERY) until @probe.call
       end

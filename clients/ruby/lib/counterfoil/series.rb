@@ -15,7 +15,7 @@ class Counterfoil
       super(family, "series_add", MAX, later)
     end
 
-    # Counts n into the current slice of each window, or into those of another time.
+    # Counts n in the current slice of each window, or in the slices of another time.
     #
     # @param name [String, Symbol, Integer] 1 to 200 bytes of UTF-8
     # @param n [Integer] 1 or more
@@ -65,7 +65,7 @@ class Counterfoil
       [keys, sums.flat_map { |(name, at), n| [name, n, at] }, sums.keys.map { |key| [key] }]
     end
 
-    # @return [Integer, String] Unix milliseconds, or nothing for now
+    # @return [Integer, String] Unix milliseconds, or "" for now
     def millis(at)
       return "" if at.nil?
       raise NotCounted.new("BADTIME", "#{at.inspect} is not a Time, nor Unix seconds") unless at.is_a?(Time) || at.is_a?(Numeric)

@@ -1,7 +1,7 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # What series, activity and visitors share. A call counts in one partition, and each of its sums is counted or refused by itself.
+  # The base of series, activity and visitors. A call counts in one partition, and each of its sums is counted or refused by itself.
   # A subclass defines `partition(key, of, settings)` and `entries(home, partition, sums, settings)`.
   class Tallies
     ROUNDS = 5
@@ -49,7 +49,7 @@ class Counterfoil
       result.is_a?(Error) ? raise(result) : result
     end
 
-    # The settings may change meanwhile: those of a call fit its partition.
+    # Reads the settings once, since they may change meanwhile: a call and its partition need the same ones.
     def count_rest(sums, results)
       of, settings, partitions = @family.partitions, @family.settings, Hash.new { |hash, partition| hash[partition] = {} }
       sums.each do |key, number|
@@ -75,7 +75,7 @@ class Counterfoil
       sums.transform_values { error }
     end
 
-    # @return [Array] the words of a call that was executed before: "3:FULL 7:RANGE", counted from 1
+    # @return [Array] the words of a call that was executed before: 1, except for those that `refused` names: "3:FULL 7:RANGE", from 1
     def repeated((refused), size)
       words = Array.new(size, 1)
       refused.scan(/(\d+):(\S+)/) { |index, word| words[index.to_i - 1] = word }

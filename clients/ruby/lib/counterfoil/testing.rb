@@ -3,14 +3,14 @@
 require "counterfoil"
 
 class Counterfoil
-  # A client for tests of an application, without Redis, daemon and MySQL: the same calls, results and errors, in memory. It is not
-  # the protocol, and has no faults. Requests are remembered for ever, and `late`, `max_pending` and rows are not modelled. Series
-  # have slices by this process's clock (days and months in UTC), activity those of the last five minutes.
+  # A client for tests of an application, without Redis, daemon and MySQL: the same calls, results and errors, in memory. It does not
+  # test the protocol, and nothing fails. Requests are remembered for ever, and there is no `late`, no `max_pending`, and no row.
+  # The slices of series follow this process's clock (days and months in UTC), and activity is that of the last five minutes.
   #
   #   counterfoil = Counterfoil::Testing.new("shop", families: { "votes" => { min: 0, max: 10 } })
   #   counterfoil.cached("votes").incr("item-1") #=> 1
   class Testing < Counterfoil
-    # What {Buffered#request_epoch} returns.
+    # The epoch that {Buffered#request_epoch} returns.
     EPOCH = "testing"
 
     # @param families [Hash] for a family that differs from the others `ids` (a regular expression), `separator`, `min`, `max`, and
@@ -28,7 +28,7 @@ class Counterfoil
       SETTINGS = { ids: '[\s\S]{1,255}', ids_in_words: "1 to 255 bytes of UTF-8", separator: "/", windows: %w[60s day month],
                    min: 1 - 2**53, max: 2**53 - 1 }.freeze
       I64 = (-2**63..2**63 - 1)
-      SLICES = 120 # of a window
+      SLICES = 120 # in a window
       ACTIVE = 300 # seconds
       READS = %w[family_epoch series_get activity_now cached_get].freeze
       Family = Struct.new(:settings, :kind, :counts, :requests, :slices, :touches, :seen)
@@ -48,7 +48,7 @@ class Counterfoil
       def none? = false
       def end_at(_time) = nil
 
-      # as Connection
+      # replaces Connection#call
       def call(script, _home, keys, args, *)
         reply = @mutex.synchronize do
           family = @families[keys[0][%r{\{(.+)/\d+\}}, 1]]
@@ -57,7 +57,7 @@ class Counterfoil
         [reply, true, false]
       end
 
-      # as Daemons
+      # replaces Daemons#values
       def values(family, ids) = @mutex.synchronize { ids.map { |id| @families[family.name].counts[id] } }
 
       private
@@ -81,7 +81,7 @@ class Counterfoil
         pairs(family, requests, size, rest) { |value, before| bounds.cover?(value) ? value : "RANGE:#{before}" }
       end
 
-      # Yields what each count would be.
+      # Yields the value that each change would lead to, and the value before. The block returns the word of the reply.
       def pairs(family, requests, size, rest)
         pairs = rest.shift(2 * size).each_slice(2)
         named = rest.each_slice(3).to_h { |number, *request| [number, request] } if requests > 0
@@ -117,7 +117,7 @@ class Counterfoil
         ["OK", starts(label).join(" "), starts(label).map { |start| slices[start] }.join(" ")]
       end
 
-      # @return [String] what follows series:LABEL or visitors:STRIPE
+      # @return [String] the name or page behind series:LABEL or visitors:STRIPE in the last key
       def name_in(keys) = keys.last.split(":", 5).last
 
       # @return [Array<Integer>] of the slices of a window, by UTC

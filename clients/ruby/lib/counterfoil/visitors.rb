@@ -27,7 +27,7 @@ class Counterfoil
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def first_visit(scope, day, visitor) = count_one(key(scope, day, visitor), 1) == 1
 
-    # Notes the visitor in this process, and sends it within `later_every` seconds.
+    # Adds the visitor to those of this process, which are sent within `later_every` seconds.
     #
     # @param (see #first_visit)
     # @return [nil]
@@ -57,7 +57,7 @@ class Counterfoil
       [@family.text(scope), day]
     end
 
-    # where the family's settings are known, or can be asked for
+    # needs the family's separator, and asks Redis for it if it is not known
     def id((scope, day, _)) = @family.id("#{scope}#{@family.settings["separator"]}#{day}")
 
     def row_id((scope, day)) = id(scope_and_day(scope, day))
@@ -70,7 +70,7 @@ class Counterfoil
       [keys, [days.size, *days.flat_map { |id, own| [id, own.size, *own.map(&:last)] }], days.values.flatten(1).map { |key| [key] }]
     end
 
-    # what each visitor was then
+    # after DUP there is a word for each visitor, as after OK
     def repeated(words, _size) = words
   end
 end

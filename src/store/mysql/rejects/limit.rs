@@ -17,7 +17,7 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// The default of [`MysqlStore::max_rejects`].
+    /// The default of [`MysqlStore::max_rejects`](crate::MysqlStore::max_rejects).
     const MOST: u64 = 1_000_000;
     /// The time between counts.
     const COUNTED: Duration = Duration::from_mins(1);
@@ -34,8 +34,8 @@ impl Limit {
             return Ok(room);
         }
         let counted = Instant::now();
-        let rejects = transaction.fetch(count_up_to(self.most)).await?;
-        let rejects = rejects.first().map_or(0, |&(rejects,)| rejects);
+        let rows = transaction.fetch(count_up_to(self.most)).await?;
+        let rejects = rows.first().map_or(0, |&(rejects,)| rejects);
         let room = self.most.saturating_sub(rejects);
         *self.room.lock() = Some((room, counted));
         Ok(room)

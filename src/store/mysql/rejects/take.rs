@@ -11,7 +11,7 @@ use crate::store::mysql::json::{self, I64, ID, INPUT, U64, hex};
 use crate::store::mysql::session::{Session, UnitOfWork};
 use crate::store::mysql::statement::Statement;
 use crate::store::mysql::target::Target;
-use crate::store::{FamilyNumber, Registered};
+use crate::store::{FamilyNumber, Registration};
 
 /// The maximum number of rejects in a transaction: some may take several statements each.
 pub const PAGE: usize = 500;
@@ -22,9 +22,11 @@ pub const BY_ID: &str = "counterfoil_rejects AS r FORCE INDEX (PRIMARY) \
 
 /// The rejects of a family that a transaction takes.
 #[derive(Clone, Debug)]
-pub enum Which {
-    /// A page of those whose retry is due, the newest first.
-    Due,
+pub enum Selection {
+    /// The page of those whose retry became due last.
+    DueLast,
+    /// The page of those whose retry became due first.
+    DueFirst,
     /// A page of those with ids from this one on.
     From(Vec<u8>),
     /// Those of these ids.
@@ -33,17 +35,17 @@ pub enum Which {
 
 /// A transaction that takes rejects of a family: it adds them to their rows, or discards them.
 /// Leaves out rejects that another transaction has locked.
-pub struct Take {
+pub struct RejectTransaction {
     /// The family's number.
     pub family: FamilyNumber,
     /// The rows to add them to; `None` to discard them.
-    pub retry: Option<(Registered, Arc<Target>)>,
-    pub which: Which,
+    pub retry: Option<(Registration, Arc<Target>)>,
+    pub which: Selection,
 }
 
-/// The effect of a [`Take`].
+/// The effect of a [`RejectTransaction`].
 #[derive(Default)]
-pub struct Taken {
+pub struct RejectOutcome {
     /// The ids of the rejects that exist no longer, with their deltas.
     pub gone: Vec<(Vec<u8>, i128)>,
     pub refused: u64,
@@ -52,14 +54,14 @@ pub struct Taken {
     pub last: Option<Vec<u8>>,
 }
 
-/// A reject in a [`Take`].
-struct Kept {
+/// A reject in a [`RejectTransaction`].
+struct LockedReject {
     id: Vec<u8>,
     delta: i128,
     retries: u64,
 }
 
-impl Kept {
+impl LockedReject {
     /// Returns the part of the sum that one statement adds.
     fn part(&self) -> i64 {
         let part = self.delta.clamp(i64::MIN.into(), i64::MAX.into());
@@ -67,50 +69,54 @@ impl Kept {
     }
 }
 
-impl UnitOfWork for Take {
-    type Output = Taken;
+impl UnitOfWork for RejectTransaction {
+    type Output = RejectOutcome;
 
-    /// After a lock timeout others go first.
+    /// After a lock timeout other work goes first, and the retry is made later.
     fn is_repeated(error: &sqlx::Error) -> bool {
         fault::is_conflict(error) && !fault::is_locked(error)
     }
 
-    async fn run(&self, transaction: &mut Session) -> Result<Taken, sqlx::Error> {
-        // also orders this against the begin of a recount
+    async fn run(&self, transaction: &mut Session) -> Result<RejectOutcome, sqlx::Error> {
+        // The lock also orders this transaction and the begin of a recount. Either `note` finds the
+        // run, or the run begins later and reads values with these rejects.
         match &self.retry {
             Some((family, _)) => {
                 families::refuse_unregistered(transaction, family, families::SHARED).await?;
             }
             None => {
-                let lock = format!(
+                let lock = Statement::new(format!(
                     "SELECT CAST(number AS UNSIGNED) FROM counterfoil_families WHERE number = ? {}",
                     families::SHARED
-                );
-                let lock = Statement::new(lock).bind(self.family);
-                transaction.fetch::<(u64,)>(lock).await?;
+                ));
+                transaction.fetch::<(u64,)>(lock.bind(self.family)).await?;
             }
         }
-        let kept = transaction.fetch(self.select()).await?.into_iter();
-        let kept = kept.map(|(id, delta, retries): (_, String, _)| Kept {
-            id,
-            delta: parsed(&delta),
-            retries,
-        });
-        let kept: Vec<_> = kept.collect();
-        let (refused, locked) = self.add(transaction, &kept).await?;
-        let mut taken = Taken::default();
-        if kept.len() == PAGE {
-            taken.last = kept.last().map(|reject| reject.id.clone());
+        let rejects: Vec<_> = transaction
+            .fetch(self.select())
+            .await?
+            .into_iter()
+            .map(|(id, delta, retries): (_, String, _)| LockedReject {
+                id,
+                delta: parsed(&delta),
+                retries,
+            })
+            .collect();
+        let (refused, locked) = self.add(transaction, &rejects).await?;
+        let mut taken = RejectOutcome::default();
+        if rejects.len() == PAGE {
+            taken.last = rejects.last().map(|reject| reject.id.clone());
         }
         let (mut stay, mut noted) = (Vec::new(), Vec::new());
-        for (index, reject) in kept.into_iter().enumerate() {
+        for (index, reject) in rejects.into_iter().enumerate() {
             let (mut added, mut retries, mut wait) = (0, reject.retries, PAUSE);
             let mut reason = String::new();
             if let Some(refusal) = refused.get(&index) {
                 taken.refused += 1;
                 retries += 1;
                 wait = pause(refusal, retries);
-                // of an id that was cut it would be another
+                // The id may have been cut to fit its column, and is now refused for another
+                // reason. The original reason stays, because it was about the whole id.
                 if refusal.cause != Cause::Never {
                     reason = short(&refusal.reason);
                 }
@@ -134,28 +140,19 @@ impl UnitOfWork for Take {
     }
 }
 
-impl Take {
+impl RejectTransaction {
     /// Returns the statement that locks and reads the rejects.
     fn select(&self) -> Statement {
-        let select = |from: &str| {
-            Statement::new(format!(
-                "SELECT r.id, CAST(r.delta AS CHAR), CAST(r.retries AS UNSIGNED) FROM {from} \
-                 FOR UPDATE SKIP LOCKED"
-            ))
-        };
         match &self.which {
-            Which::Due => select(&format!(
-                "counterfoil_rejects AS r FORCE INDEX (due) WHERE r.family = ? AND r.retry_at <= {NOW} \
-                 ORDER BY r.retry_at DESC LIMIT {PAGE}"
-            ))
-            .bind(self.family),
-            Which::From(first) => select(&format!(
+            Selection::DueLast => select_due("DESC").bind(self.family),
+            Selection::DueFirst => select_due("ASC").bind(self.family),
+            Selection::From(first) => select(&format!(
                 "counterfoil_rejects AS r FORCE INDEX (PRIMARY) WHERE r.family = ? AND r.id >= ? \
                  ORDER BY r.id LIMIT {PAGE}"
             ))
             .bind(self.family)
             .bind(&first[..]),
-            Which::Ids(ids) => {
+            Selection::Ids(ids) => {
                 let ids = ids.iter().map(|id| (hex(fitting(id.as_bytes())),));
                 let input = json::derived_table([("id", ID)]);
                 select(&format!("{input} STRAIGHT_JOIN {BY_ID}"))
@@ -170,19 +167,19 @@ impl Take {
     async fn add(
         &self,
         transaction: &mut Session,
-        kept: &[Kept],
+        rejects: &[LockedReject],
     ) -> Result<(Refused, BTreeSet<usize>), sqlx::Error> {
         let mut refused = Refused::new();
         let Some((family, target)) = &self.retry else {
             return Ok((refused, BTreeSet::new()));
         };
-        // a sum of 0 has nothing to add
-        let rejects = kept.iter().enumerate();
-        let ids = rejects
+        let deltas = rejects
+            .iter()
+            .enumerate()
+            // a sum of 0 has nothing to add
             .filter(|(_, reject)| reject.delta != 0)
             .map(|(index, reject)| (index, &*reject.id, reject.part()));
-        let added = add::add_unlocked(transaction, family, target, ids, &mut refused);
-        let locked = added.await?;
+        let locked = add::add_unlocked(transaction, family, target, deltas, &mut refused).await?;
         Ok((refused, locked))
     }
 
@@ -197,9 +194,10 @@ impl Take {
         let delete = Statement::new(format!(
             "DELETE r FROM {} STRAIGHT_JOIN {BY_ID}",
             json::table([("id", ID)])
-        ));
-        let delete = delete.bind_rows(gone.iter().map(|(id, _)| (hex(id),)));
-        let deleted = transaction.execute(delete.bind(self.family)).await?;
+        ))
+        .bind_rows(gone.iter().map(|(id, _)| (hex(id),)))
+        .bind(self.family);
+        let deleted = transaction.execute(delete).await?;
         json::check_all(gone.len(), deleted)
     }
 
@@ -217,7 +215,7 @@ impl Take {
             ("id", ID),
             ("reason", json::REASON),
         ];
-        let update = Statement::new(format!(
+        let statement = Statement::new(format!(
             "UPDATE {} STRAIGHT_JOIN {BY_ID} SET r.delta = r.delta - {INPUT}.added, \
              r.reason = IF({INPUT}.reason = '', r.reason, CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)), \
              r.last_at = IF({INPUT}.reason = '', r.last_at, {NOW}), \
@@ -226,7 +224,7 @@ impl Take {
             json::table(columns)
         ));
         for rows in statements(stay, |row| row.3.len() + row.4.len()) {
-            let update = update.clone().bind_rows(rows).bind(self.family);
+            let update = statement.clone().bind_rows(rows).bind(self.family);
             transaction.execute(update).await?;
         }
         Ok(())
@@ -248,13 +246,30 @@ impl Take {
              WHERE c.family = ? AND c.finished_at IS NULL AND c.holder <> 0 \
              ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta",
             json::table([("id", ID)])
-        ));
-        let insert = insert.bind_rows(ids).bind(self.family);
+        ))
+        .bind_rows(ids)
+        .bind(self.family);
         transaction.execute(insert).await.map(drop)
     }
 }
 
-/// Returns the number of a `DECIMAL(40)`, which i128 nearly covers.
+/// Returns the statement that locks and reads the rejects of a FROM clause.
+fn select(from: &str) -> Statement {
+    Statement::new(format!(
+        "SELECT r.id, CAST(r.delta AS CHAR), CAST(r.retries AS UNSIGNED) FROM {from} \
+         FOR UPDATE SKIP LOCKED"
+    ))
+}
+
+/// Returns the statement that locks and reads a page of a family's due rejects, in that order.
+fn select_due(order: &str) -> Statement {
+    select(&format!(
+        "counterfoil_rejects AS r FORCE INDEX (due) WHERE r.family = ? AND r.retry_at <= {NOW} \
+         ORDER BY r.retry_at {order} LIMIT {PAGE}"
+    ))
+}
+
+/// Returns the number of a `DECIMAL(40)`. The few that are beyond i128 become its bound.
 pub fn parsed(digits: &str) -> i128 {
     let bound = if digits.starts_with('-') {
         i128::MIN

@@ -14,7 +14,8 @@ use crate::store::{Batch, FamilyNumber};
 pub const PAUSE: Duration = Duration::from_secs(5);
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 
-/// The approximate size of the ids and reasons in a statement, which doubles them.
+/// The approximate size of the ids and reasons in a statement, where they take twice as much as
+/// hexadecimal digits.
 const STATEMENT_BYTES: usize = 2_000_000;
 
 const ID_BYTES: usize = 255;
@@ -29,14 +30,14 @@ pub const REASON: &str = "CONVERT(UNHEX(reason) USING utf8mb4)";
 pub const NOW: &str = "CURRENT_TIMESTAMP(3)";
 
 /// A delta of a batch, and its refusal.
-pub type Rejected<'b> = (&'b Batch, &'b (Vec<u8>, i64), &'b Refusal);
+pub type RefusedDelta<'b> = (&'b Batch, &'b (Vec<u8>, i64), &'b Refusal);
 
 /// Adds the refused deltas to the rejects of their ids. Returns the number of lost ones: their ids have
 /// no reject, and there are as many as the limit allows.
 pub async fn write(
     transaction: &mut Session,
     limit: &Limit,
-    refused: &[Rejected<'_>],
+    refused: &[RefusedDelta<'_>],
 ) -> Result<u64, sqlx::Error> {
     if refused.is_empty() {
         return Ok(0);
@@ -51,7 +52,7 @@ pub async fn write(
     let first_retry =
         |pause: &str| format!("IF({pause} = 0, NULL, {NOW} + INTERVAL {pause} SECOND)");
     // further refusals do not change the pauses of retries
-    let upsert = Statement::new(format!(
+    let statement = Statement::new(format!(
         "INSERT INTO counterfoil_rejects (family, id, delta, reason, retry_at) \
          SELECT family, UNHEX(id), delta, {REASON}, {} FROM {input} \
          ON DUPLICATE KEY UPDATE counterfoil_rejects.delta = counterfoil_rejects.delta + {INPUT}.delta, \
@@ -61,19 +62,25 @@ pub async fn write(
         first_retry("pause"),
         first_retry(&format!("{INPUT}.pause"))
     ));
-    let row = |(batch, (id, delta), refusal): &Rejected<'_>| {
-        let (pause, reason) = (pause(refusal, 0).as_secs(), hex(short(&refusal.reason)));
-        (batch.family.number, pause, *delta, hex(fitting(id)), reason)
-    };
-    let mut rows: Vec<_> = refused.iter().map(row).collect();
+    let mut rows: Vec<_> = refused
+        .iter()
+        .map(|(batch, (id, delta), refusal)| {
+            (
+                batch.family.number,
+                pause(refusal, 0).as_secs(),
+                *delta,
+                hex(fitting(id)),
+                hex(short(&refusal.reason)),
+            )
+        })
+        .collect();
     // all transactions lock rejects in this order
     rows.sort_unstable_by(|one, other| (one.0, &one.3).cmp(&(other.0, &other.3)));
-    let room = limit.room(transaction).await?;
+    let mut room = limit.room(transaction).await?;
     let all = rows.len() as u64;
     if room < all {
-        let ids = rows.iter().map(|row| (row.0, &row.3));
-        let exists = existing(transaction, ids).await?;
-        let (mut exists, mut room) = (exists.into_iter(), room);
+        let ids: Vec<_> = rows.iter().map(|row| (row.0, &row.3)).collect();
+        let mut exists = existing(transaction, &ids).await?.into_iter();
         rows.retain(|_| {
             let joins = exists.next() == Some(true);
             let fits = joins || room > 0;
@@ -81,19 +88,19 @@ pub async fn write(
             fits
         });
     }
-    for rows in statements(&rows, |row| row.3.len() + row.4.len()) {
-        let upsert = upsert.clone().bind_rows(rows);
+    for some in statements(&rows, |row| row.3.len() + row.4.len()) {
+        let upsert = statement.clone().bind_rows(some);
         let changed = transaction.execute(upsert).await?;
-        // 1 for an inserted row and 2 for another
-        limit.use_up((2 * rows.len() as u64).saturating_sub(changed));
+        // the server counts 1 for an inserted row and 2 for an updated one
+        limit.use_up((2 * some.len() as u64).saturating_sub(changed));
     }
     Ok(all - rows.len() as u64)
 }
 
 /// Returns for each id of a family, in hexadecimal digits, whether it has a reject.
-async fn existing<'i>(
+async fn existing(
     transaction: &mut Session,
-    ids: impl Iterator<Item = (FamilyNumber, &'i String)>,
+    ids: &[(FamilyNumber, &String)],
 ) -> Result<Vec<bool>, sqlx::Error> {
     let select = Statement::new(format!(
         "SELECT CAST({INPUT}.pos AS UNSIGNED), r.id IS NOT NULL FROM {} \
@@ -101,8 +108,7 @@ async fn existing<'i>(
          ON r.family = {INPUT}.family AND r.id = UNHEX({INPUT}.id)",
         json::table([("family", U64), ("id", ID)])
     ));
-    let ids: Vec<_> = ids.collect();
-    let rows = transaction.fetch(select.bind_rows(&ids)).await?;
+    let rows = transaction.fetch(select.bind_rows(ids)).await?;
     json::by_position(rows, ids.len())
 }
 

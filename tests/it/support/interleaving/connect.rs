@@ -14,7 +14,8 @@ pub trait Connect: aio::ConnectionLike + Into<counterfoil::Connection> + Clone +
     }
 }
 
-/// A reader continues after a crash of Redis, since all clones connect again.
+/// A connection for cases with a reader, which continues after a crash of Redis, because all clones
+/// connect again.
 impl Connect for ConnectionManager {
     async fn to(server: &RedisServer) -> Self {
         // on a busy machine a reply may take long

@@ -1,6 +1,6 @@
 //! The database of a case, which may be killed.
 
-use counterfoil::test_hooks::Pending;
+use counterfoil::test_hooks::ReadReply;
 
 use super::*;
 use crate::support::*;
@@ -87,12 +87,12 @@ impl<S: Store + Clone> Database<'_, S> {
         Ok(sums)
     }
 
-    /// Returns the sums of ids of one partition with these pending deltas. A Redis that is behind
-    /// the ledger holds nothing that would reach the database.
+    /// Returns the sums of ids of one partition with these pending deltas. If the ledger is ahead
+    /// of Redis, the pending deltas do not count: a reset will drop them.
     pub async fn totals<C: Connect>(
         &self,
         stage: &Stage<'_, C>,
-        (number, pending): (u32, Pending),
+        (number, pending): (u32, ReadReply),
         ids: &[&str],
     ) -> Checked<Vec<i128>> {
         let LastCut {

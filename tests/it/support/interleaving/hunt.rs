@@ -50,14 +50,16 @@ pub fn hunt<T: Debug>(
         max_shrink_iters,
         ..random::config(cases)
     };
-    // without a guard the failure must occur every time
+    // a removed guard must lead to a failure in every run of the test, so its random numbers are
+    // always the same
     let mut runner = match guard {
         Some(guard) => TestRunner::new_with_rng(config, early_without(guard)),
         None => TestRunner::new(config),
     };
     let case = AtomicUsize::new(0);
     let outcome = runner.run(&steps, |steps| {
-        // a crash loads the file of all cases so far, so now and then a new server replaces it
+        // all cases append to one file, which a restart after a crash loads. Now and then a new
+        // server takes over, so that restarts stay fast
         if case.fetch_add(1, Ordering::Relaxed) % 200 == 199 {
             server.replace(start());
         }
@@ -76,8 +78,8 @@ pub fn hunt<T: Debug>(
     outcome
 }
 
-/// Returns random numbers with which a case fails early without the guard. With others one fails as
-/// well, but after more cases.
+/// Returns random numbers that soon lead to a case that fails without the guard. With other numbers
+/// a case fails as well, but later.
 fn early_without(guard: Guard) -> TestRng {
     let seed = match guard {
         Guard::Settle | Guard::EndOfEpochs => 11,

@@ -36,8 +36,8 @@ pub fn exact<K: Kind>(disturbed: impl IntoIterator<Item = (K::Disturbed, u32)>) 
     exact_in::<K, _>(&runtime(), &Database::new(MemoryStore::new()), disturbed);
 }
 
-/// Expects that no case fails with a MySQL that is killed in one of so many batches with a lost
-/// reply.
+/// Expects that no case fails with a MySQL that is killed while it applies a batch whose reply is
+/// lost: one of every `one_in` such batches.
 pub fn exact_in_the_real_database<K: Kind>(
     one_in: u64,
     disturbed: impl IntoIterator<Item = (K::Disturbed, u32)>,

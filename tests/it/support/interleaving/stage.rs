@@ -9,7 +9,8 @@ use redis::Pipeline;
 use super::*;
 use crate::support::*;
 
-/// The lengths of the append-only file whose effects are lost.
+/// The lengths of the append-only file that a crash has cut off. An effect is lost if the file had
+/// such a length after it was written.
 pub type Gone = RangeFrom<u64>;
 
 /// The lengths of the append-only file over time, oldest first. The length one settle time ago is
@@ -58,7 +59,7 @@ impl Lengths {
 pub struct Stage<'s, C> {
     server: &'s RedisServer,
     pub redis: C,
-    pub family: Arc<Registered>,
+    pub family: Arc<Registration>,
     crashes: Crashes,
     /// The time by the server's clock, in ms.
     pub now: u64,
@@ -73,7 +74,7 @@ impl<'s, C: Connect> Stage<'s, C> {
     pub async fn new(
         server: &'s RedisServer,
         crashes: Crashes,
-        family: Registered,
+        family: Registration,
         now: u64,
     ) -> Self {
         let (redis, family, lengths) =
@@ -98,7 +99,7 @@ impl<'s, C: Connect> Stage<'s, C> {
     }
 
     /// Resets the partition if its last cut is the proven one.
-    pub async fn reset(&self, number: u32, proven: LastCut) -> Checked<Option<Dropped>> {
+    pub async fn reset(&self, number: u32, proven: LastCut) -> Checked<Option<ResetReply>> {
         Ok(self
             .partition(number)
             .reset(&self.family.family, self.partition(0).keys(), proven)
@@ -156,7 +157,8 @@ impl<'s, C: Connect> Stage<'s, C> {
 
     /// Applies the mishap. Returns the lost lengths of the file if Redis lost any counts.
     pub async fn suffer(&mut self, mishap: Mishap) -> Checked<Option<Gone>> {
-        // no two epochs begin at the same time
+        // the name of an epoch derives from the time: a Redis that has forgotten the last epoch
+        // must not begin one at the same time
         self.pass(1);
         match mishap {
             Mishap::ScriptFlush => {
@@ -201,7 +203,8 @@ impl<'s, C: Connect> Stage<'s, C> {
     }
 }
 
-/// Starts the server on a runtime whose clock runs, which the test's own clock may not do.
+/// Starts the server on a runtime of its own, in a thread: the clock of the test's runtime may be
+/// paused, and the start waits by the clock.
 fn start_again(server: &RedisServer) {
     let start = || runtime().block_on(server.start_again());
     std::thread::scope(|scope| scope.spawn(start).join()).unwrap();

@@ -82,7 +82,7 @@ impl Workers {
         work: Work,
         stage: &Stage<'_, C>,
         database: &Database<'_, S>,
-    ) -> Checked<Option<Dropped>> {
+    ) -> Checked<Option<ResetReply>> {
         let task = self.tasks[work.worker].clone();
         if work.fate == Fate::LostBefore {
             return Ok(None);
@@ -117,7 +117,7 @@ impl Workers {
     }
 
     async fn rotate<C: Connect>(&mut self, number: u32, stage: &Stage<'_, C>) -> Checked<Task> {
-        let Registered {
+        let Registration {
             family, database, ..
         } = &*stage.family;
         let rotated = stage.partition(number);
@@ -138,7 +138,8 @@ impl Workers {
         stage: &mut Stage<'_, C>,
         database: &Database<'_, S>,
     ) -> Checked {
-        // one batch may be in flight, with the buffer behind it, besides the workers' own tasks
+        // so many rounds suffice for the workers' current tasks, a batch in flight, and the batch
+        // that the buffer becomes after it
         for _ in 0..16 {
             for worker in 0..WORKERS {
                 stage.pass(SETTLE);
@@ -161,6 +162,7 @@ async fn fetch<C: Connect>(number: u32, id: BatchId, stage: &Stage<'_, C>) -> Ch
             partition: number,
             id,
             deltas,
+            is_lost: false,
         }))),
         FetchReply::Wait(_) => Ok(Task::Fetch(number, id)),
         FetchReply::Stale => Ok(Task::Rotate),

@@ -1,6 +1,6 @@
 //! Cases of kinds whose deltas are buffered: writers, workers and a reader take steps.
 
-use counterfoil::test_hooks::Counted;
+use counterfoil::test_hooks::CallReply;
 
 use super::*;
 use crate::support::*;
@@ -81,7 +81,7 @@ pub trait Counters: Default {
         world: &mut World<'_, S, Self>,
         key: &Key,
         tokens: &[usize],
-    ) -> Checked<Counted>;
+    ) -> Checked<CallReply>;
 
     /// Takes a step of this kind.
     async fn own<S: Store + Clone>(world: &mut World<'_, S, Self>, step: Self::Own) -> Checked;
@@ -178,7 +178,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
         let at = self.stage.note_length();
         match reply {
             _ if fate == Fate::LostAfter => {}
-            Counted::Executed { results, .. } => {
+            CallReply::Executed { results, .. } => {
                 self.writers[number].open = None;
                 for (token, result) in tokens.into_iter().zip(results) {
                     if !matches!(result, PairResult::Counted(_)) {
@@ -187,11 +187,11 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
                     self.tokens[token].state = TokenState::Acknowledged { at };
                 }
             }
-            // the caller receives an error: the outcome is unknown
-            Counted::Expired | Counted::Outdated => {
+            // the caller receives an error of unknown outcome, and its name is not used again
+            CallReply::Expired | CallReply::Outdated => {
                 self.writers[number] = Writer::new(self.stage.new_name())
             }
-            Counted::Passed => return Err(failed("PASSED: the writer made no later call")),
+            CallReply::Passed => return Err(failed("PASSED: the writer made no later call")),
         }
         Ok(())
     }

@@ -7,7 +7,8 @@ use super::*;
 use crate::support::*;
 
 const CALLERS: [&str; 3] = ["w1", "w2", "careless"];
-/// The caller that names any epoch with any number. The others follow the headers.
+/// The caller that names any epoch with any number. The others follow the rules in the headers of
+/// the scripts.
 const CARELESS: usize = 2;
 
 /// The number of a call, relative to the caller's last one.
@@ -114,7 +115,8 @@ pub enum Refusal {
 /// The number and record of each caller's last call.
 type Calls = BTreeMap<&'static str, (u64, String)>;
 
-/// What a home partition knows of its family and callers.
+/// The state of a home partition: the settings and epochs of its family, and the last calls of
+/// callers.
 #[derive(Clone, Debug, Default)]
 pub struct Family {
     /// The settings and epochs, whose names begin with "=".
@@ -125,7 +127,7 @@ pub struct Family {
     pub requests: Memory,
 }
 
-/// What begins when a client asks for the epoch.
+/// The names that become new when a client asks for the epoch, each with true if it does.
 pub(super) struct Begins {
     pub epoch: bool,
     pub generation: bool,
@@ -216,7 +218,7 @@ impl Family {
         Some([kind, partitions, settings])
     }
 
-    /// Returns what begins, or the reply if the question is refused.
+    /// Returns which names become new at a question for the epoch, or the reply if it is refused.
     pub(super) fn due(&mut self, now: u64, kind: &str, partitions: &str) -> Result<Begins, Value> {
         let Some([known_kind, right, _]) = self.known() else {
             return Err(reply("UNCONFIGURED", [text("")]));
@@ -318,8 +320,8 @@ impl Callers {
         sent[sent.len() - 1].clone()
     }
 
-    /// Checks the reply to a careful caller, which the reference has no part in: no call is
-    /// executed twice, and only an executed one is a duplicate.
+    /// Checks the reply to a careful caller without the reference, which may share a mistake with
+    /// the scripts: no call is executed twice, and only an executed one is a duplicate.
     pub(super) fn check(&mut self, sent: &Sent, got: &Value) -> Checked {
         let Some(caller) = sent.caller.filter(|&caller| caller != CARELESS) else {
             return Ok(());

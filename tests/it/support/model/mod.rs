@@ -5,7 +5,7 @@ mod fence;
 mod partition;
 mod requests;
 
-// no test program but `it` uses all of it
+// other test programs that include this module use only a part of it
 #[allow(unused_imports)]
 use crate::support::*;
 
@@ -28,7 +28,7 @@ use fence::{Callers, Refusal};
 pub type Checked<T = ()> = Result<T, TestCaseError>;
 pub type Fields = BTreeMap<String, String>;
 
-/// Every key by its kind, with its time to live in ms.
+/// Every key by its kind, with its content and its time to live in ms, if it has one.
 pub type Keys = BTreeMap<String, (Content, Option<i64>)>;
 
 pub const FENCE: [&str; 2] = ["calls", "calls_before"];
@@ -201,7 +201,8 @@ pub fn record(record: &str) -> Vec<Value> {
 pub struct Frame {
     scripts: Scripts,
     pub now: u64,
-    /// The time by which the clock of epochs is ahead of the other one.
+    /// The time in ms by which calls for an epoch name a later time than other calls, so that a new
+    /// epoch begins although the counters' clock stands still.
     pub ahead: u64,
     pub family: Family,
     pub callers: Callers,
@@ -278,8 +279,9 @@ impl Frame {
         }
     }
 
-    /// Calls a counting script, and the reference unless the fence refuses the call. An error of
-    /// the reference is one that changes nothing. Returns the words of a call that was executed.
+    /// Calls a counting script, and the reference unless the fence refuses the call. If the
+    /// reference returns an error, the script must fail with that word, and change nothing. Returns
+    /// the words of a call that was executed.
     pub fn count<R: Clone>(
         &mut self,
         counting: CountingCall<'_>,
@@ -379,7 +381,8 @@ impl Frame {
         self.configure_with(kind, partitions, &settings, metas)
     }
 
-    /// Does the same with these settings of scripts.
+    /// Configures the family with these settings of scripts, and gives these partitions their
+    /// incarnations.
     pub fn configure_with<'a>(
         &mut self,
         kind: &str,
@@ -407,7 +410,8 @@ impl Frame {
         for (meta, partition) in parts {
             self.learn(meta, partition)?;
         }
-        // without this, the next epoch could get an old name
+        // names derive from the time: at the same time, the next epoch could get the name of an old
+        // one
         self.now += 1;
         Ok(())
     }
@@ -463,8 +467,9 @@ impl Frame {
 
     /// Checks the name of a new epoch or generation.
     fn named(&mut self, what: &'static str, name: &str, last: Option<&str>) -> Checked {
-        // names derive from the time and the last name: without a last one, the test's clock can
-        // repeat one
+        // a script derives a name from the time and the last name. Without a last name, a test's
+        // clock that stepped back can lead to an old name, which is no mistake of the script: such
+        // a sequence is given up
         prop_assume!(last.is_some() || !self.names.contains(&(what, name.to_owned())));
         self.made(what, name)
     }
@@ -505,7 +510,8 @@ impl Frame {
                 Content::Set(_) => Content::Set(from_redis_value(value).unwrap()),
             };
             prop_assert_eq!(&value, content, "{}", kind);
-            // the clock of the sequence stands still meanwhile
+            // the server's own clock goes on while that of the sequence stands still, so a key may
+            // have less time to live
             prop_assert!(
                 lives.map_or(left == -1, |ms| (ms - TAKES_MS..=ms).contains(&left)),
                 "{kind} lives {left} ms, expected {lives:?}"
@@ -592,8 +598,9 @@ pub async fn agrees<K: Kind>() {
     play::<K>(redis, &scripts(), config).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Returns the changes to scripts in `guards.json` that this test must notice, by script: a text, the
-/// one that replaces it, and the vector that then fails, if it is one.
+/// Returns the changes to scripts in `guards.json` that this test must notice, by script. A change
+/// is a text of the script and its replacement. For the test of the vectors, the name of the vector
+/// that must fail follows.
 pub fn changes(test: &str) -> BTreeMap<String, Vec<Vec<String>>> {
     let all = include_str!("../../guards.json");
     let mut all: HashMap<String, _> = serde_json::from_str(all).unwrap();
@@ -611,7 +618,8 @@ pub fn changed(script: &str, change: &[String]) -> String {
     source.replace(from, &change[1])
 }
 
-/// One in so many changes is tried by default, another one with each seed.
+/// The share of the changes that is tried by default: one in this number, and others with another
+/// seed.
 const ONE_IN: usize = 5;
 
 /// Expects that no script passes with one of its changes. With `COUNTERFOIL_CASES` tries all of them.

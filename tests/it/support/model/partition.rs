@@ -8,7 +8,7 @@ use crate::support::*;
 pub type Deltas = BTreeMap<String, i64>;
 
 const OWNERS: [&str; 3] = ["", "r1", "r2"];
-/// A name that the server has created and the test has not read yet.
+/// Stands for a name that the server has created and the test has not read yet.
 const NEW: &str = "new";
 
 #[derive(Clone, Debug, Default)]
@@ -114,8 +114,8 @@ impl Partition {
         earlier + hits
     }
 
-    /// Takes back hits that were noted, as some pairs of their call were not counted, and notes those
-    /// of them that were refused.
+    /// Corrects the number of hits after a call whose hits were all noted: takes back those of the
+    /// pairs that were not counted, and notes those of the pairs that were refused.
     pub fn refuse(&mut self, hits: u64, [uncounted, refused]: [usize; 2], pairs: usize) {
         let share = |some: usize| hits * some as u64 / (pairs as u64).max(1);
         let left = self.number("hits").unwrap_or(0) - share(uncounted);
@@ -217,7 +217,7 @@ impl Partition {
         )
     }
 
-    /// Returns the reply, or `None` if the batch is handed out.
+    /// Returns the reply, or `None` if the script returns the content of the batch.
     fn fetch(&mut self, now: u64, named: &[String; 3], settle_ms: u64) -> Option<Value> {
         if !self.has(named) {
             return Some(reply("STALE", []));

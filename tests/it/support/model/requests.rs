@@ -7,7 +7,8 @@ use crate::support::*;
 
 /// The setting `remember_requests`: between one and two epochs.
 pub const REMEMBER_MS: u64 = 90_000;
-/// Names of requests. The second one begins like the first one with an id behind it.
+/// Names of requests. A field in Redis joins a name and an id, and the second name is like the
+/// first one joined with an id: their fields must differ nevertheless.
 const NAMES: [&str; 2] = ["job", "job:1:a"];
 
 /// The generation that a request names.
@@ -44,7 +45,7 @@ pub fn requests(pairs: usize) -> impl Strategy<Value = Requests> {
     prop_oneof![2 => Just(Requests::new()), 1 => some]
 }
 
-/// What a home remembers of requests: the fields of the current generation, and of the one before.
+/// The memory of a home for requests: the fields of the current generation, and of the one before.
 #[derive(Clone, Debug, Default)]
 pub struct Memory([Fields; 2]);
 
@@ -124,8 +125,8 @@ impl Memory {
         self.0[0].get("=now")
     }
 
-    /// Returns whether a new generation begins. A clock that stepped back makes the current one
-    /// younger.
+    /// Returns whether a new generation begins. If the clock has stepped back to before the current
+    /// one began, that one begins at the present time.
     pub(super) fn is_due(&mut self, now: u64) -> bool {
         let Some(began_at) = self.0[0].get_mut("=began_at") else {
             return true;
@@ -147,7 +148,8 @@ impl Memory {
         current.insert("=began_at".into(), now.to_string());
     }
 
-    /// Ends the generations, and makes what is stored unknown.
+    /// Ends the generations, and gives the memories a new tag. Decisions that were stored without
+    /// it are unknown from then on.
     pub fn reset(&mut self, tag: &str) {
         for memory in self.0.iter_mut().filter(|memory| !memory.is_empty()) {
             memory.insert("=tag".into(), tag.into());

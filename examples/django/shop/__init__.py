@@ -1,0 +1,3 @@
+import pymysql
+
+pymysql.install_as_MySQLdb()  # a driver that needs no compiler

@@ -1,0 +1,3 @@
+<!doctype html>
+<title>{{ $product->name }}</title>
+<h1>{{ $product->name }}</h1>

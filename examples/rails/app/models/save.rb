@@ -1,0 +1,4 @@
+class Save < ApplicationRecord
+  belongs_to :product
+  counts :saves, on: :product
+end

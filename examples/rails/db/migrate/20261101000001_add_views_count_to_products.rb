@@ -1,0 +1,5 @@
+class AddViewsCountToProducts < ActiveRecord::Migration[6.1]
+  def change
+    add_column :products, :views_count, :bigint, null: false, default: 0
+  end
+end
