@@ -112,7 +112,7 @@ func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
 		}
 		partition := d.partitionOf(id)
 		keys := c.keys(partition, "base", "buffer", "batch", "meta")
-		words, err := c.reply(ctx, c.home(partition), "cached_get", keys, 1, "", newCaller(), id)
+		words, err := c.reply(ctx, c.home(partition), "cached_get", keys, 1, "", newCaller(), "", id)
 		if err != nil {
 			return Result{Err: err}
 		}
@@ -164,7 +164,7 @@ func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
 	partition := d.partitionOf(id)
 	home := c.home(partition)
 	keys := append(c.keys(home, "calls"), c.keys(partition, "base")...)
-	words, err := c.reply(ctx, home, "cached_seed", keys, "", id, ticket, row)
+	words, err := c.reply(ctx, home, "cached_seed", keys, "", "", id, ticket, row)
 	if err != nil {
 		return err
 	}

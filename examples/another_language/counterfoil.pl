@@ -107,7 +107,7 @@ sub incr { # FAMILY ID CHANGE
       @keys = keys_of($name, crc32(checked($family, $id)) % $family->{partitions}, qw(base buffer batch meta));
       \@keys, 0, 1, $id, $change });
     return $word if $word !~ /^MISS:(.*)/;
-    my $seeded = script('cached_seed', [keys_of($name, 0, 'calls'), $keys[0]], '', $id, $1, value($name, $id) // '-');
+    my $seeded = script('cached_seed', [keys_of($name, 0, 'calls'), $keys[0]], '', '', $id, $1, value($name, $id) // '-');
     return $seeded->[1] if $seeded->[1] =~ /^(?:NOROW|BEYOND)$/;
   }
 }

@@ -11,7 +11,7 @@ use crate::client::handle::{Handle, Wait, borrowed_ids, by_partition, handle_met
 use crate::client::open::{FamilyHandle, Recountable};
 use crate::client::outcome::{Outcome, beyond};
 use crate::client::seeding::{RowRead, Seeding};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
 use crate::scripts::counting::{PairResult, Seed, Ticket, Update};
@@ -186,11 +186,16 @@ impl CachedCounters {
                 .await?;
             let reading = self.rows(ids, &missing);
             let rows = self.handle.stored_by(wait.deadline, reading).await?;
-            // a counter without a row is 0, and a read does not bring it to Redis
-            let seed = |((index, ticket), row): (_, Option<i64>)| {
-                row.map(|value| (index, Some(Seed { ticket, value })))
-            };
-            left = missing.into_iter().zip(rows).filter_map(seed).collect();
+            left.clear();
+            for ((index, ticket), row) in missing.into_iter().zip(rows) {
+                // a counter without a row is 0, and a read does not bring it to Redis
+                let Some(value) = row else { continue };
+                if ticket == Ticket::NONE {
+                    values[index] = value;
+                } else {
+                    left.push((index, Some(Seed { ticket, value })));
+                }
+            }
             if left.is_empty() {
                 return Ok(values);
             }
@@ -308,12 +313,26 @@ impl CachedCounters {
             let PairResult::Missing(ticket) = result else {
                 return Outcome::of(result, self.family(), id);
             };
+            if held.is_some() {
+                self.check_home(id, deadline).await?;
+            }
             held = self.missed(id, ticket, deadline).await?;
             if held.is_none() {
                 return Ok(Outcome::NoRow);
             }
         }
         Err(self.comes_and_goes(id))
+    }
+
+    /// Asks for the epoch again after a seed that had no effect: mostly the counter came and went,
+    /// but Redis also refuses the rows of another database. The epoch that the call named may be from
+    /// a time when this process did not know its database.
+    async fn check_home(&self, id: &str, deadline: Deadline) -> Result<()> {
+        let (handle, limit) = (&self.handle, self.handle.timeouts.write);
+        let renewing = handle.writer.route().renew(self.family().partition_of(id));
+        let late = |_| Err(handle.late(ErrorKind::Redis, limit));
+        let renewed = timeout_at(deadline.start_by, renewing).await;
+        renewed.unwrap_or_else(late)
     }
 
     /// Reads the seed of a missing counter. Returns `None` if the id has no row and the family
@@ -338,10 +357,38 @@ impl CachedCounters {
     }
 
     /// Reads the ids at the given indexes, after seeding those that have a seed. Writes their
-    /// values at these indexes, and returns the missing ones with their tickets. If it only peeks,
-    /// Redis does not know the tickets.
+    /// values at these indexes, and returns the missing ones with their tickets, whose rows the
+    /// caller may read. If it only peeks, Redis does not know the tickets.
+    ///
+    /// # Errors
+    /// [`Mismatch`](ErrorKind::Mismatch) if the family in Redis belongs to another database.
     async fn read_values(
         &self,
+        ids: &[&str],
+        left: &[(usize, Option<Seed>)],
+        peeks: bool,
+        values: &mut [i64],
+        wait: Wait,
+    ) -> Result<Vec<(usize, Ticket)>> {
+        let known = self.handle.opened.known();
+        let database = known.as_ref().map_or("", |known| &known.database);
+        let missing = self
+            .read_redis(database, ids, left, peeks, values, wait)
+            .await?;
+        if known.is_some() || missing.is_empty() {
+            return Ok(missing);
+        }
+        // The rows are of a database whose id Redis has not compared yet.
+        let registering = self.handle.registered();
+        let registered = self.handle.stored_by(wait.deadline, registering).await?;
+        self.read_redis(&registered.database, ids, left, peeks, values, wait)
+            .await
+    }
+
+    /// Reads the ids for [`read_values`](Self::read_values), naming this database; empty for any.
+    async fn read_redis(
+        &self,
+        database: &str,
         ids: &[&str],
         left: &[(usize, Option<Seed>)],
         peeks: bool,
@@ -360,18 +407,19 @@ impl CachedCounters {
                 .iter()
                 .filter_map(|(index, seed)| Some((ids[*index].as_bytes(), (*seed)?)))
                 .collect();
+            let family = self.family();
             let read = async {
                 if peeks {
-                    partition.peek(&names).await
+                    partition.peek(family, database, &names).await
                 } else {
-                    partition.values(&names).await
+                    partition.values(family, database, &names).await
                 }
             };
             let home = self.handle.shared.home(self.family(), *number);
             // Both calls are sent together, the seeds first, so that the read finds the seeded
             // counters. A counter whose seed failed is missing again.
             let (seeded, values) = join(
-                partition.seed(&home, &seeds),
+                partition.seed(family, database, &home, &seeds),
                 self.handle.ask(*number, wait, read),
             )
             .await;
@@ -401,7 +449,7 @@ impl CachedCounters {
     async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Option<i64>>> {
         match missing {
             [] => Ok(Vec::new()),
-            [(index, ticket)] => {
+            [(index, ticket)] if *ticket != Ticket::NONE => {
                 let row = self.read_row(ids[*index], *ticket).row().await?;
                 Ok(vec![self.check_row(ids[*index], row)?])
             }

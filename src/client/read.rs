@@ -3,8 +3,10 @@
 
 use std::cmp::Ordering;
 
+use crate::error::Result;
 use crate::scripts::partition::buffered::ReadReply;
-use crate::store::Mark;
+use crate::scripts::partition::settings::check_database;
+use crate::store::{Mark, Registration};
 use crate::testing::ablation::{self, Guard};
 
 /// The conclusion from the ledger about the batch that Redis named.
@@ -29,16 +31,21 @@ pub enum Verdict {
 /// A batch is cut only after the one before it was complete and released. So on the primary the
 /// ledger is at `seq`, or complete at `seq - 1` while the batch is in flight. Anything lower is a
 /// copy that is behind.
-pub fn judge(pending: &ReadReply, ledger: &Mark) -> Verdict {
+///
+/// # Errors
+/// [`Mismatch`](crate::ErrorKind::Mismatch) if what is pending belongs to another database than the
+/// family's.
+pub fn judge(family: &Registration, pending: &ReadReply, ledger: &Mark) -> Result<Verdict> {
+    check_database(&family.family, &pending.database, &family.database)?;
     if ablation::is_out(Guard::Comparison) {
-        return if pending.in_flight {
+        return Ok(if pending.in_flight {
             Verdict::AddBatch
         } else {
             Verdict::LeaveOut
-        };
+        });
     }
     let last = pending.last;
-    match (ledger.seq.cmp(&last.seq), &ledger.position) {
+    Ok(match (ledger.seq.cmp(&last.seq), &ledger.position) {
         (Ordering::Greater, _) => Verdict::Again,
         (Ordering::Equal, _) if last.seq > 0 && last.nonce != Some(ledger.nonce) => {
             Verdict::SetBack
@@ -51,7 +58,7 @@ pub fn judge(pending: &ReadReply, ledger: &Mark) -> Verdict {
             Verdict::AddBatch
         }
         _ => Verdict::Behind,
-    }
+    })
 }
 
 /// Returns whether the ledger has a row of the incarnation on every copy of the database that is
@@ -87,8 +94,19 @@ pub fn may_be_forgotten(pending: &ReadReply, ledger: &Mark) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
+    use crate::family::Family;
     use crate::scripts::partition::buffered::LastCut;
-    use crate::store::{Incarnation, Nonce};
+    use crate::store::{FamilyNumber, Incarnation, Nonce};
+
+    fn registered() -> Registration {
+        Registration {
+            family: Family::buffered("shop", "views").build().unwrap(),
+            number: FamilyNumber(1),
+            database: "shop's".into(),
+            columns: None,
+        }
+    }
 
     fn pending(seq: u64, in_flight: bool) -> ReadReply {
         let last = LastCut {
@@ -98,6 +116,7 @@ mod tests {
         };
         ReadReply {
             last,
+            database: "shop's".into(),
             in_flight,
             deltas: vec![(1, 2)],
         }
@@ -127,13 +146,27 @@ mod tests {
             (5, true, partly(4), Verdict::Behind),
             (5, true, mark(5, 8, None), Verdict::SetBack),
         ] {
-            let judged = judge(&pending(seq, in_flight), &ledger);
-            assert_eq!(judged, verdict, "{seq} {in_flight} {ledger:?}");
+            let judged = judge(&registered(), &pending(seq, in_flight), &ledger);
+            assert_eq!(judged.unwrap(), verdict, "{seq} {in_flight} {ledger:?}");
         }
         let sums = ["m", "n"].map(|id| beyond(id, (1, 2), &after));
         assert_eq!(sums, [2, 3]);
         let released = [(0, false), (1, true), (1, false), (2, true)];
         let released = released.map(|(seq, in_flight)| has_ledger(&pending(seq, in_flight)));
         assert_eq!(released, [false, false, true, true]);
+    }
+
+    #[test]
+    fn rows_are_combined_only_with_the_hits_of_their_database() {
+        let judged = |known: &str, own: &str| {
+            let (mut family, mut pending) = (registered(), pending(5, false));
+            (family.database, pending.database) = (own.into(), known.into());
+            let judged = judge(&family, &pending, &Mark::default());
+            judged.map(drop).map_err(|error| error.kind())
+        };
+        assert_eq!(judged("shop's", "staging's"), Err(ErrorKind::Mismatch));
+        // a store without an id, and a Redis that no database has configured yet
+        assert_eq!(judged("shop's", ""), Ok(()));
+        assert_eq!(judged("", "shop's"), Ok(()));
     }
 }

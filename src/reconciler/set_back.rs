@@ -10,6 +10,7 @@ use crate::process::family::OpenFamily;
 use crate::process::tasks::each;
 use crate::reconciler::flusher::Flusher;
 use crate::scripts::partition::buffered::{self as scripts, LastCut, ReadReply, last_cuts};
+use crate::scripts::partition::settings::check_database;
 use crate::store::{Batch, DroppedHits, FamilyNumber, LedgerRow, Mark};
 use crate::testing::ablation::{self, Guard};
 
@@ -23,6 +24,10 @@ const PARTITIONS: usize = 500;
 /// cut in Redis before. Returns the number of partitions that began anew.
 ///
 /// Families that the database has not registered yet are left out.
+///
+/// # Errors
+/// [`Mismatch`](crate::ErrorKind::Mismatch) if a family in this Redis belongs to another database,
+/// whose batches this ledger does not have.
 #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
 pub async fn probe(flusher: &Flusher, families: &[Arc<OpenFamily>]) -> Result<usize> {
     let mut reset = 0;
@@ -33,9 +38,10 @@ pub async fn probe(flusher: &Flusher, families: &[Arc<OpenFamily>]) -> Result<us
 }
 
 async fn probe_some(flusher: &Flusher, families: &[Arc<OpenFamily>]) -> Result<usize> {
-    let registered = families
-        .iter()
-        .filter_map(|opened| Some((opened.known()?.number, opened)));
+    let registered = families.iter().filter_map(|opened| {
+        let known = opened.known()?;
+        Some((known.number, (opened, known)))
+    });
     let by_number: HashMap<_, _> = registered.collect();
     let numbers: Vec<_> = by_number.keys().copied().collect();
     if numbers.is_empty() {
@@ -48,14 +54,14 @@ async fn probe_some(flusher: &Flusher, families: &[Arc<OpenFamily>]) -> Result<u
         .collect();
     // the ledger also has partitions from before their number was reduced
     let mut known: BTreeSet<_> = marks.keys().map(|key| (key.0, key.1)).collect();
-    for (family, opened) in &by_number {
+    for (family, (opened, _)) in &by_number {
         known.extend((0..opened.family.partitions()).map(|partition| (*family, partition)));
     }
     let partitions = Vec::from_iter(known);
     let read_cuts = async |some: &[(FamilyNumber, u32)]| {
         let partitions: Vec<_> = some
             .iter()
-            .map(|(family, number)| flusher.partition(&by_number[family].family, *number))
+            .map(|(family, number)| flusher.partition(&by_number[family].0.family, *number))
             .collect();
         last_cuts(&flusher.redis, &partitions).await
     };
@@ -64,7 +70,10 @@ async fn probe_some(flusher: &Flusher, families: &[Arc<OpenFamily>]) -> Result<u
         .by_group(&partitions, PARTITIONS, read_cuts)
         .await?;
     let mut found = Vec::new();
-    for (&(family, partition), cut) in partitions.iter().zip(cuts.into_iter().flatten()) {
+    for (&(family, partition), (cut, database)) in partitions.iter().zip(cuts.into_iter().flatten())
+    {
+        let (opened, known) = &by_number[&family];
+        check_database(&opened.family, &database, &known.database)?;
         let Some(incarnation) = cut.incarnation else {
             continue;
         };
@@ -75,7 +84,7 @@ async fn probe_some(flusher: &Flusher, families: &[Arc<OpenFamily>]) -> Result<u
         let is_redis_behind = is_behind(&cut, &mark);
         if is_redis_behind || lacks(&mark, &cut) {
             found.push(SetBack {
-                opened: by_number[&family],
+                opened,
                 partition,
                 cut,
                 is_redis_behind,

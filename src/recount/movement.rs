@@ -19,7 +19,8 @@ impl Cuts {
             last_cuts(&handle.shared.redis, &partition).await
         })
         .await?;
-        Ok(Cuts(cuts.into_iter().flatten().collect()))
+        let cuts = cuts.into_iter().flatten();
+        Ok(Cuts(cuts.map(|(cut, _)| cut).collect()))
     }
 
     /// Returns for each id whether it moved since, or may have moved.

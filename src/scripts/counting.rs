@@ -53,7 +53,8 @@ impl CallReply {
 pub struct Ticket(pub u64);
 
 impl Ticket {
-    /// The ticket of a read that asked for none. It seeds nothing.
+    /// The ticket of a read that asked for none, or found the partition unconfigured. It seeds
+    /// nothing.
     pub const NONE: Ticket = Ticket(0);
 
     fn parse(digits: &str) -> Option<Self> {
@@ -136,6 +137,8 @@ impl PairResult {
                 "BADSTATE" => PairResult::NotAnInteger,
                 "BEYOND" => PairResult::Beyond,
                 "EXPIRED" => PairResult::Expired,
+                // no hit was counted in the partition: its counters have no base, and nothing is pending
+                "UNCONFIGURED" => PairResult::Missing(Ticket::NONE),
                 value => PairResult::Counted(value.parse().ok()?),
             },
             Some(("BEFORE", word)) => match PairResult::parse_word(word)? {

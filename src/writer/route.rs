@@ -138,7 +138,11 @@ impl Route {
         let deltas = || pairs().map(|(id, update)| (id, update.amount()));
         match &family.kind {
             Kind::Buffered => Partition::add_to(family, fence, &calls, &requests).await,
-            Kind::Cached(_) => Partition::incr_in(fence, &calls, &requests).await,
+            Kind::Cached(_) => {
+                let known = self.opened.known();
+                let database = known.as_ref().map_or("", |known| &known.database);
+                Partition::incr_in(family, database, fence, &calls, &requests).await
+            }
             Kind::Series(_) => {
                 let labels = self.home(group.partition()).labels();
                 one.add_to_series(family, &labels, fence, deltas()).await

@@ -151,12 +151,13 @@ async fn a_full_redis_begins_no_epoch_and_takes_no_settings() {
 async fn a_full_redis_accepts_no_changes() {
     let (_server, mut run) = Run::new().await;
     let incr = fenced("base buffer batch meta");
-    let (seed, get) = (keys("calls base"), keys("base buffer batch"));
+    let (seed, get) = (keys("calls base"), keys("base buffer batch meta"));
     fn change<'a>(caller: &'a str, n: &'a str, pairs: &[&'a str]) -> Vec<&'a str> {
         let count = ["0", "1", "2", "3"][pairs.len() / 2];
         [&[caller, n, EPOCH, "1000", "0", count], pairs].concat()
     }
     run.begin_epoch();
+    let () = run.get(&["HSET", &get[3], "incarnation", "00000000000000aa"]);
     let missed = run.strings(
         "cached_incr",
         &incr,
@@ -164,13 +165,13 @@ async fn a_full_redis_accepts_no_changes() {
     );
     let ticket = missed[1].strip_prefix("MISS:").unwrap();
     let seeds = ["a", "b", "c"].map(|id| [id, ticket, "5"]).concat();
-    run.strings("cached_seed", &seed, &[&["1000"][..], &seeds].concat());
+    run.strings("cached_seed", &seed, &[&["1000", ""][..], &seeds].concat());
     run.strings(
         "cached_incr",
         &incr,
         &change("w1", "2", &["a", "1", "b", "1"]),
     );
-    let missed = run.strings("cached_get", &get, &["1", "1000", "salt", "e"]);
+    let missed = run.strings("cached_get", &get, &["1", "1000", "salt", "", "e"]);
     let other = missed[1].strip_prefix("MISS:").unwrap();
 
     run.limit("1");
@@ -180,13 +181,13 @@ async fn a_full_redis_accepts_no_changes() {
             run.check_refused("cached_incr", &incr, &change(caller, "3", &[id, "1"]));
         }
     }
-    run.check_refused("cached_get", &get, &["1", "1000", "salt", "d"]);
-    run.check_refused("cached_seed", &seed, &["1000", "e", other, "5"]);
+    run.check_refused("cached_get", &get, &["1", "1000", "salt", "", "d"]);
+    run.check_refused("cached_seed", &seed, &["1000", "", "e", other, "5"]);
 
     run.expect(
         "cached_get",
         &get,
-        &["0", "1000", "salt", "a", "c"],
+        &["0", "1000", "salt", "", "a", "c"],
         json!(["OK", 6, 5]),
     );
     run.limit("0");
@@ -244,7 +245,7 @@ async fn no_name_is_created_twice() {
         let [incarnation, _, nonce] = run.rotate("");
         run.strings("buffered_add", &fenced("other unconfigured"), &add);
         let first = run.get(&["HGET", &keys("unconfigured")[0], "incarnation"]);
-        let (get, asked) = (keys("base buffer batch"), ["1", "", "salt", "a"]);
+        let (get, asked) = (keys("base buffer batch meta"), ["1", "", "salt", "", "a"]);
         let ticket = run.strings("cached_get", &get, &asked).remove(1);
         for name in [epoch[1].clone(), incarnation, nonce, first, ticket] {
             assert!(names.insert(name.clone()), "{name} was created twice");

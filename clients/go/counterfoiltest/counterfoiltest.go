@@ -77,7 +77,7 @@ func (s *store) Reply(path, script, key string, args []any) []any {
 	f := s.family(path)
 	switch names := strings.SplitN(key, ":", 5); script { // cf1:{...}:series:LABEL:NAME, cf1:{...}:visitors:STRIPE:PAGE
 	case "cached_get":
-		return []any{"OK", f.sums[fmt.Sprint(args[3])]}
+		return []any{"OK", f.sums[fmt.Sprint(args[4])]}
 	case "series_get":
 		return f.window(names[3], names[4])
 	case "activity_now":

@@ -4,14 +4,16 @@
 -- KEYS
 --   1 buffer        hash      id -> pending delta
 --   2 batch         hash      id -> delta
---   3 meta          hash      incarnation, seq, nonce
+--   3 meta          hash      incarnation, seq, nonce, database
 -- ARGV
 --   1 id            id        1 to 255 bytes; then the next one, up to 1000
 -- REPLIES
---   {"OK", incarnation, seq, nonce, in_flight, batch_delta, buffer_delta, ...}  "" where the
---                             partition was neither configured nor counted in; "0" and "" where
---                             nothing was ever cut; in_flight is 1 while the batch (incarnation,
---                             seq, nonce) is there; then two strings an id
+--   {"OK", incarnation, seq, nonce, database, in_flight, batch_delta, buffer_delta, ...}  "" where
+--                             the partition was neither configured nor counted in; "0" and "" where
+--                             nothing was ever cut; the id of the database that its hits go to, ""
+--                             where it is unknown: the rows of another one do not belong to these
+--                             deltas; in_flight is 1 while the batch (incarnation, seq, nonce) is
+--                             there; then two strings an id
 -- ERRORS
 --   BADARG                    an argument is missing or wrong
 -- REPEAT  safe: it only reads
@@ -29,13 +31,14 @@ for _, id in ipairs(ids) do
   end
 end
 
--- read the batch's id, and both deltas of each id
-local incarnation, seq, nonce = unpack(redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce'))
+-- read the batch's id, the database, and both deltas of each id
+local incarnation, seq, nonce, database = unpack(redis.call('HMGET', meta, 'incarnation', 'seq',
+  'nonce', 'database'))
 local cut = redis.call('HMGET', batch, unpack(ids))
 local waiting = redis.call('HMGET', buffer, unpack(ids))
 local in_flight = redis.call('EXISTS', batch)
 
-local reply = { 'OK', incarnation or '', seq or '0', nonce or '', in_flight }
+local reply = { 'OK', incarnation or '', seq or '0', nonce or '', database or '', in_flight }
 for i = 1, #ids do
   reply[#reply + 1] = cut[i] or '0'
   reply[#reply + 1] = waiting[i] or '0'

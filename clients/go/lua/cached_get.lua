@@ -6,20 +6,22 @@
 --                             HEX16" before that
 --   2 buffer        hash      id -> pending delta
 --   3 batch         hash      id -> delta
---   4 meta          hash      incarnation; a client that may be behind a proxy passes it
+--   4 meta          hash      incarnation, database
 -- ARGV
 --   1 tickets       integer   1 to make tickets, 0 to make none
 --   2 now_ms        integer   "" for the server's clock; anything else is for tests
 --   3 salt          string    random; tickets are made of it and the time, so that none is given
 --                             twice
---   4 id            id        1 to 255 bytes; then the next one, up to 1000
+--   4 database      string    id of the database that the caller reads rows from; "" for any
+--   5 id            id        1 to 255 bytes; then the next one, up to 1000
 -- REPLIES
 --   {"OK", word...}           for each id its value, an integer; MISS:ticket where it has no base,
 --                             with an empty ticket where none is stored and none was to be made;
 --                             BEYOND where the value is not below 2^53 in size; BADSTATE where
 --                             what is stored is not an integer; or UNCONFIGURED for all if meta has
---                             no incarnation: Redis was emptied, or a proxy that shards keys sent
---                             the call to another server
+--                             no incarnation: Redis was emptied and nothing is pending, or a proxy
+--                             that shards keys sent the call to another server
+--   {"MISMATCH", database}    the partition belongs to another database; nothing done
 -- ERRORS
 --   BADARG                    an argument is missing, or an id too long or empty; nothing done
 -- REPEAT  safe
@@ -28,22 +30,25 @@
 -- VECTORS lua/vectors/cached_get.json
 
 local base_key, buffer, batch, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local makes_tickets, test_ms, salt = ARGV[1] == '1', ARGV[2], ARGV[3]
-local fits = (#KEYS == 3 or #KEYS == 4) and #ARGV > 3 and #ARGV < 1004
+local makes_tickets, test_ms, salt, database = ARGV[1] == '1', ARGV[2], ARGV[3], ARGV[4]
+local fits = #KEYS == 4 and #ARGV > 4 and #ARGV < 1005
 fits = fits and (makes_tickets or ARGV[1] == '0')
-for i = 4, fits and #ARGV or 0 do fits = fits and ARGV[i] ~= '' and #ARGV[i] < 256 end
+for i = 5, fits and #ARGV or 0 do fits = fits and ARGV[i] ~= '' and #ARGV[i] < 256 end
 if not fits then
-  return redis.error_reply('BADARG expected 3 keys, or 4; tickets of 0 or 1, now_ms, salt, and 1 '
-    .. 'to 1000 ids')
+  return redis.error_reply('BADARG expected 4 keys; tickets of 0 or 1, now_ms, salt, database, '
+    .. 'and 1 to 1000 ids')
 end
 
 -- read the base of each id, and what it has pending
-local ids = { unpack(ARGV, 4) }
+local ids = { unpack(ARGV, 5) }
 local bases = redis.call('HMGET', base_key, unpack(ids))
 local waits = redis.call('HMGET', buffer, unpack(ids))
 local cut = redis.call('HMGET', batch, unpack(ids))
+local incarnation, own_database = unpack(redis.call('HMGET', meta, 'incarnation', 'database'))
+local is_foreign = own_database and database ~= '' and own_database ~= database
+if is_foreign then return { 'MISMATCH', own_database } end -- guard: Database
 local reply = { 'OK' }
-if meta and not redis.call('HMGET', meta, 'incarnation')[1] then
+if not incarnation then
   for i = 1, #ids do reply[i + 1] = 'UNCONFIGURED' end
   return reply
 end

@@ -3,19 +3,21 @@
 --
 -- KEYS
 --   1 calls         hash      of the partition's home; =no_row, what a counter without a row is:
---                             "0", or "refused" where only the application makes rows
+--                             "0", or "refused" where only the application makes rows; =database
 --   2 base          hash      id -> "AT_MS ROW": when it was seeded or last saved, in Unix
 --                             milliseconds of 13 digits, and what its row held then; "AT_MS ticket
 --                             HEX16" before it is seeded, since its last MISS
 -- ARGV
 --   1 now_ms        integer   "" for the server's clock; anything else is for tests
---   2 id, ticket, value  triples  what the primary's row holds, read after the ticket was received;
+--   2 database      string    id of the database that the rows were read from; "" for any
+--   3 id, ticket, value  triples  what the primary's row holds, read after the ticket was received;
 --                                 "-" without a row; 1 to 1000
 -- REPLIES
 --   {"OK", word...}           for each SEEDED; HELD, it has a base already; NOROW, only the
 --                             application makes its row; BEYOND, the value is not below 2^53 in
 --                             size; or MISS, another ticket is stored, or none: what was read may
 --                             be out of date, begin again
+--   {"MISMATCH", database}    the family belongs to another database; nothing done
 -- ERRORS
 --   BADARG                    an argument is missing or wrong; nothing done
 -- REPEAT  safe: a repeat is HELD
@@ -23,23 +25,29 @@
 -- CALLER  Partition::seed in src/scripts/partition/cached.rs
 -- VECTORS lua/vectors/cached_seed.json
 
-local calls, base_key, test_ms = KEYS[1], KEYS[2], ARGV[1]
+local calls, base_key, test_ms, database = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local ids, tickets, values = {}, {}, {}
-local fits = #KEYS == 2 and #ARGV > 1 and #ARGV < 3002 and #ARGV % 3 == 1
-for i = 2, fits and #ARGV or 0, 3 do
+local fits = #KEYS == 2 and #ARGV > 2 and #ARGV < 3003 and #ARGV % 3 == 2
+for i = 3, fits and #ARGV or 0, 3 do
   local id, ticket, value = unpack(ARGV, i, i + 2)
   ids[#ids + 1], tickets[#tickets + 1], values[#values + 1] = id, ticket, value
   fits = fits and id ~= '' and #id < 256 and #ticket == 16
   fits = fits and (value == '-' or value:find('^%-?%d+$'))
 end
 if not fits then
-  return redis.error_reply('BADARG expected calls and base, now_ms, and 1 to 1000 triples')
+  return redis.error_reply('BADARG expected calls and base, now_ms, database, and 1 to 1000 '
+    .. 'triples')
 end
+
+-- check that the rows are of the family's database
+local no_row, known_database = unpack(redis.call('HMGET', calls, '=no_row', '=database'))
+local own_database = known_database or ''
+local is_foreign = own_database ~= '' and database ~= '' and own_database ~= database
+if is_foreign then return { 'MISMATCH', own_database } end -- guard: Database
 
 local time = redis.call('TIME')
 local now_ms = tonumber(test_ms) or time[1] * 1000 + math.floor(time[2] / 1000)
 local stored_at = string.format('%013.0f ', now_ms)
-local no_row = redis.call('HGET', calls, '=no_row')
 local bases, held = redis.call('HMGET', base_key, unpack(ids)), redis.call('HLEN', base_key)
 
 -- decide which counters get their base

@@ -57,7 +57,7 @@ export class Cached {
   async get(id: Id): Promise<Integer> {
     const [name, until] = [textOf(id), this.family.deadlineOfRead()];
     return this.seeded(name, until, async (partition) => {
-      const args = [1, '', uniqueName(), name];
+      const args = [1, '', uniqueName(), '', name];
       const keys = this.family.keys(partition, 'base', 'buffer', 'batch', 'meta');
       const [word] = await this.family.read('cached_get', { keys, args }, until);
       if (String(word) !== UNCONFIGURED) return word;
@@ -100,7 +100,7 @@ export class Cached {
       const row = read === null ? '-' : integer(String(read)); // some drivers return a text
       if (row !== '-') checkInteger(row);
       const keys = [...this.family.keys(this.family.home(partition), 'calls'), ...this.family.keys(partition, 'base')];
-      const [word] = await this.family.read('cached_seed', { keys, args: ['', id, ticket, String(row)] }, until);
+      const [word] = await this.family.read('cached_seed', { keys, args: ['', '', id, ticket, String(row)] }, until);
       if (word === 'NOROW' || word === 'BEYOND') throw new NotCounted(word, id);
     } catch (cause) {
       throw cause instanceof CounterfoilError ? cause : new NotCounted('readRow', (cause as Error).message, cause);

@@ -72,7 +72,7 @@ const SCRIPTS: Record<string, Script> = {
       return state.set(id, value, value >= min && value <= max);
     })];
   },
-  cached_get: (state, [, , , id]) => ['OK', String(state.values.get(id) ?? 0)],
+  cached_get: (state, [, , , , id]) => ['OK', String(state.values.get(id) ?? 0)],
   series_add(state, [, , , , ...args]) {
     const words = inGroups(args, 3).map(([name, n, at]) => {
       const hit = { at: at === '' ? Date.now() : Number(at), n: BigInt(n) };

@@ -74,7 +74,7 @@ final class Cached extends Family {
         return $this->session->within(fn(): int => $this->seeded($id, function () use ($id): string|int {
             $this->checkRow($id);
             $keys = $this->keys($this->partitionOf(crc32($id)), 'base', 'buffer', 'batch', 'meta');
-            $args = [1, '', bin2hex(random_bytes(8)), $id, $id];  // the id twice, see Family::count
+            $args = [1, '', bin2hex(random_bytes(8)), '', $id, $id];  // the id twice, see Family::count
             $word = $this->read('cached_get', $keys, $args)[1];
             if ($word !== 'UNCONFIGURED') return $word;
             throw new NotCounted($word, "$this->name in the partition of $id", isTemporary: true);
@@ -101,7 +101,7 @@ final class Cached extends Family {
             $row = $this->row($id) ?? '-';  // read after the ticket was received: a value that was read before may be out of date
             $partition = $this->partitionOf(crc32($id));
             $keys = [$this->fence($partition)[0], ...$this->keys($partition, 'base')];
-            $seeded = $this->read('cached_seed', $keys, ['', $id, $parts[1], $row])[1];
+            $seeded = $this->read('cached_seed', $keys, ['', '', $id, $parts[1], $row])[1];
             if ($seeded === 'NOROW' || $seeded === 'BEYOND') throw new NotCounted($seeded);
         }
         throw new NotCounted('MISS', 'the counter was deleted whenever its row was read', isTemporary: true);

@@ -57,7 +57,7 @@ final class Testing extends Driver implements Values {
             'buffered_add' => $this->add($tag[1], $behindFence),
             'cached_incr' => ['OK', $this->once($tag[1], $behindFence[2], array_slice($behindFence, 6),
                 fn(): int|string => $this->change($tag[1], $behindFence[2], $behindFence[3])), 0],
-            'cached_get' => ['OK', $this->values[$tag[1]][$args[3]] ?? 0],
+            'cached_get' => ['OK', $this->values[$tag[1]][$args[4]] ?? 0],
             'series_add' => $this->addToSlices($tag[1], $behindFence),
             'series_get' => $this->window($tag[1], substr(strstr($keys[3], ":series:$args[0]:"), strlen(":series:$args[0]:")), $args[0]),
             'activity_touch' => $this->touch($tag[1], $behindFence),

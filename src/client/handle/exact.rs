@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::reconciler::flusher::Flusher;
 use crate::reconciler::set_back;
 use crate::scripts::partition::buffered::{ReadReply, Scan};
-use crate::store::{Incarnation, Mark, ReadFrom, Snapshot};
+use crate::store::{Incarnation, Mark, ReadFrom, Registration, Snapshot};
 use crate::writer::LONGEST;
 
 /// Exact values, or else the values in the database.
@@ -341,7 +341,8 @@ impl Handle {
                 Some(snapshot) => snapshot?,
                 None => query(&marks, copy).await?,
             };
-            if let Some(outcome) = self.combine(ids, &reads, &marks, &snapshot).await? {
+            let combining = self.combine(&registered, ids, &reads, &marks, &snapshot);
+            if let Some(outcome) = combining.await? {
                 return Ok(outcome);
             }
         }
@@ -352,6 +353,7 @@ impl Handle {
     /// Returns `None` if that copy of the database is behind Redis.
     async fn combine(
         &self,
+        registered: &Registration,
         ids: &[&str],
         reads: &[PartitionRead],
         marks: &[(u32, Incarnation)],
@@ -364,7 +366,7 @@ impl Handle {
         let (mut ledger, mut verdicts) = (Vec::new(), Vec::new());
         for read in reads {
             let mark = mark_of(read).unwrap_or_default();
-            verdicts.push(judge(&read.pending, &mark));
+            verdicts.push(judge(registered, &read.pending, &mark)?);
             ledger.push(mark);
         }
         if verdicts.contains(&Verdict::SetBack) {

@@ -113,6 +113,8 @@ pub struct ResetReply {
 pub struct ReadReply {
     /// The last batch that was cut.
     pub last: LastCut,
+    /// The id of the database that the partition's hits go to; empty while it is unknown.
+    pub database: String,
     /// `true` if that batch is still in flight.
     pub in_flight: bool,
     /// The deltas of each id: in the batch, then in the buffer.
@@ -438,6 +440,7 @@ impl Partition {
         let mut reply = bundle::expect_ok(&self.redis, "buffered_read", &keys, ids).await?;
         Ok(ReadReply {
             last: last_cut(&mut reply)?,
+            database: reply.text()?,
             in_flight: reply.number::<u8>()? == 1,
             deltas: reply.read_all(ids.len(), |reply| Ok((reply.number()?, reply.number()?)))?,
         })
@@ -486,12 +489,17 @@ impl Partition {
     }
 }
 
-/// Returns the last cut of each of these partitions, at most 1000. In a cluster they must lie in
-/// one slot.
-pub async fn last_cuts(redis: &Connection, partitions: &[Partition]) -> Result<Vec<LastCut>> {
+/// Returns the last cut of each of these partitions, at most 1000, and the id of the database that
+/// its hits go to, empty while it is unknown. In a cluster they must lie in one slot.
+pub async fn last_cuts(
+    redis: &Connection,
+    partitions: &[Partition],
+) -> Result<Vec<(LastCut, String)>> {
     let keys: Vec<_> = partitions.iter().map(|one| one.keys.meta()).collect();
     let mut reply = bundle::expect_ok(redis, "buffered_state", &keys, &[""; 0]).await?;
-    reply.read_all(partitions.len(), last_cut)
+    reply.read_all(partitions.len(), |reply| {
+        Ok((last_cut(reply)?, reply.text()?))
+    })
 }
 
 /// Reads incarnation, seq and nonce.

@@ -4,8 +4,9 @@ use futures_util::future::{join, join_all};
 use redis::Value;
 
 use crate::error::Result;
+use crate::family::Family;
 use crate::family::ids::BatchId;
-use crate::scripts::bundle::{self, ScriptCall, borrowed, owned, text};
+use crate::scripts::bundle::{self, Reply, ScriptCall, borrowed, owned, text};
 #[cfg(feature = "test-hooks")]
 use crate::scripts::counting::Update;
 use crate::scripts::counting::{
@@ -16,6 +17,7 @@ use crate::scripts::fence::Fence;
 use crate::scripts::keys::{Key, Keys};
 use crate::scripts::partition::Partition;
 use crate::scripts::partition::buffered::id_args;
+use crate::scripts::partition::settings::other_database;
 use crate::scripts::random::random_name;
 
 /// The outcome of `cached_delete` for one counter.
@@ -50,6 +52,7 @@ impl Partition {
     #[cfg(feature = "test-hooks")]
     pub async fn incr<'p, I: AsRef<[u8]> + ?Sized + 'p>(
         &'p self,
+        family: &Family,
         fence: Fence<'p>,
         seeds: impl IntoIterator<Item = (&'p I, Seed)>,
         updates: impl IntoIterator<Item = (&'p I, Update)>,
@@ -65,12 +68,15 @@ impl Partition {
             pairs: pairs.iter().copied(),
             seeds: seeds.collect(),
         };
-        Self::incr_in(fence, &[call], &[]).await
+        Self::incr_in(family, "", fence, &[call], &[]).await
     }
 
     /// Seeds and changes counters of several partitions of one node, some of them under the names of
-    /// requests. `calls` must not be empty.
+    /// requests. `calls` must not be empty. The seeds are rows of the database with this id; empty if
+    /// it has none.
     pub async fn incr_in<'a>(
+        family: &Family,
+        database: &str,
         fence: Fence<'_>,
         calls: &[PartitionCall<'_, impl Pairs<'a>>],
         requests: &[PairRequest<'_>],
@@ -94,7 +100,9 @@ impl Partition {
         }
         write_requests(&mut command, requests);
         let seeds = calls.iter().filter(|call| !call.seeds.is_empty());
-        let seeding = join_all(seeds.map(|call| call.partition.seed(fence.home, &call.seeds)));
+        let home = fence.home;
+        let seeds = seeds.map(|call| (call.partition, &*call.seeds));
+        let seeding = join_all(seeds.map(|(one, seeds)| one.seed(family, database, home, seeds)));
         // Both are sent together, the seeds first, so that the changes find the seeded counters. A
         // counter whose seed failed is missing again.
         let (_, reply) = join(seeding, command.send(redis)).await;
@@ -121,17 +129,27 @@ impl Partition {
         })
     }
 
-    /// Seeds counters that were missing. Returns for each whether it has a base now. `home` has the
-    /// family's settings.
-    pub async fn seed(&self, home: &Keys, seeds: &[(&[u8], Seed)]) -> Result<Vec<bool>> {
+    /// Seeds counters that were missing with rows of this database. Returns for each whether it has
+    /// a base now. `home` has the family's settings.
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the family belongs to another database.
+    pub async fn seed(
+        &self,
+        family: &Family,
+        database: &str,
+        home: &Keys,
+        seeds: &[(&[u8], Seed)],
+    ) -> Result<Vec<bool>> {
         let mut results = Vec::with_capacity(seeds.len());
         for seeds in seeds.chunks(Self::READ_IDS) {
-            let mut args = vec![borrowed(&self.now_ms)];
+            let mut args = vec![borrowed(&self.now_ms), borrowed(database)];
             for (id, seed) in seeds {
                 args.extend([borrowed(*id), owned(seed.ticket), owned(seed.value)]);
             }
             let keys = [home.calls(), self.keys.base()];
-            let mut reply = bundle::expect_ok(&self.redis, "cached_seed", &keys, &args).await?;
+            let reply = bundle::repeat_safe(&self.redis, "cached_seed", &keys, &args).await?;
+            let mut reply = own_reply(family, database, reply)?;
             let has_base = |word: &Value| match text(word)? {
                 "SEEDED" | "HELD" => Some(true),
                 "MISS" | "NOROW" | "BEYOND" => Some(false),
@@ -142,25 +160,48 @@ impl Partition {
         Ok(results)
     }
 
-    /// Returns the values of counters, and a ticket for each one without a base.
-    pub async fn values(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<PairResult>> {
-        self.values_with(ids, 1).await
+    /// Returns the values of counters, and a ticket for each one without a base, for a caller that
+    /// reads the rows of this database.
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the partition belongs to another database.
+    pub async fn values(
+        &self,
+        family: &Family,
+        database: &str,
+        ids: &[impl AsRef<[u8]>],
+    ) -> Result<Vec<PairResult>> {
+        self.values_with(family, database, ids, 1).await
     }
 
     /// Returns the values of counters like [`values`](Self::values), without writing tickets.
-    pub async fn peek(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<PairResult>> {
-        self.values_with(ids, 0).await
+    pub async fn peek(
+        &self,
+        family: &Family,
+        database: &str,
+        ids: &[impl AsRef<[u8]>],
+    ) -> Result<Vec<PairResult>> {
+        self.values_with(family, database, ids, 0).await
     }
 
-    async fn values_with(&self, ids: &[impl AsRef<[u8]>], tickets: u8) -> Result<Vec<PairResult>> {
+    async fn values_with(
+        &self,
+        family: &Family,
+        database: &str,
+        ids: &[impl AsRef<[u8]>],
+        tickets: u8,
+    ) -> Result<Vec<PairResult>> {
         let mut args = vec![
             owned(tickets),
             borrowed(&self.now_ms),
             owned(random_name()?),
+            borrowed(database),
         ];
         args.extend(ids.iter().map(|id| borrowed(id)));
-        let mut reply =
-            bundle::expect_ok(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
+        let [base, buffer, batch] = self.cached_keys();
+        let keys = [base, buffer, batch, self.keys.meta()];
+        let reply = bundle::repeat_safe(&self.redis, "cached_get", &keys, &args).await?;
+        let mut reply = own_reply(family, database, reply)?;
         reply.read_all(ids.len(), |reply| reply.read(PairResult::parse))
     }
 
@@ -252,5 +293,14 @@ impl Partition {
 
     fn cached_keys(&self) -> [Key; 3] {
         [self.keys.base(), self.keys.buffer(), self.keys.batch()]
+    }
+}
+
+/// Returns the reply to a caller that has named its database, unless the family belongs to another
+/// one.
+fn own_reply(family: &Family, database: &str, mut reply: Reply) -> Result<Reply> {
+    match reply.status() {
+        "MISMATCH" => Err(other_database(family, &reply.text()?, database)),
+        _ => reply.expect_ok(),
     }
 }

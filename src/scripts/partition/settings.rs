@@ -9,6 +9,7 @@ use crate::scripts::bundle::{self, Reply, borrowed, owned};
 use crate::scripts::keys::{Key, Keys};
 use crate::scripts::partition::Partition;
 use crate::scripts::random::random_name;
+use crate::testing::ablation::{self, Guard};
 
 /// The destination of a family's hits, as far as it is known.
 #[derive(Clone, Debug)]
@@ -132,6 +133,19 @@ pub enum Removal {
     Pending,
     /// The last epoch began so long ago. Nothing was done.
     Used(Duration),
+}
+
+/// Checks that what Redis has of the family belongs to the process's own database. Either id is empty
+/// while it is unknown.
+///
+/// # Errors
+/// [`Mismatch`](crate::ErrorKind::Mismatch) if it belongs to another one.
+pub(crate) fn check_database(family: &Family, known: &str, own: &str) -> Result<()> {
+    let is_other = !known.is_empty() && !own.is_empty() && known != own;
+    if is_other && !ablation::is_out(Guard::Database) {
+        return Err(other_database(family, known, own));
+    }
+    Ok(())
 }
 
 /// Returns the error for a process whose database is not the one that the family's hits go to.

@@ -149,6 +149,7 @@ impl Kind for Buffered {
 
     fn begin(frame: &mut Frame) -> Result<Self, TestCaseError> {
         let mut buffered = Buffered::default();
+        frame.database = "d1";
         // the second partition gets its incarnation with its first hit
         buffered.configure(frame, "buffered", 4, 5, 1)?;
         // without this, most calls would name no epoch
@@ -176,34 +177,27 @@ impl Kind for Buffered {
             Own::Read(at, ids) => {
                 let ids: Vec<_> = ids.iter().map(|&id| IDS[id]).collect();
                 let got = frame.call("buffered_read", &PARTITIONS[*at], &ids)?;
-                let Partition { buffer, batch, .. } = &self.partitions[*at];
+                let partition = &self.partitions[*at];
+                let Partition { buffer, batch, .. } = partition;
                 let delta = |deltas: &Deltas, id| text(deltas.get(id).unwrap_or(&0));
                 let deltas = ids
                     .iter()
                     .flat_map(|&id| [delta(batch, id), delta(buffer, id)]);
-                let cut = self.partitions[*at].cut().map(text).into_iter();
-                prop_assert_eq!(
-                    got,
-                    reply(
-                        "OK",
-                        cut.chain([int(u8::from(!batch.is_empty()))]).chain(deltas)
-                    )
-                );
+                let cut = partition.cut().map(text).into_iter();
+                let in_flight = int(u8::from(!batch.is_empty()));
+                let head = cut.chain([text(partition.database()), in_flight]);
+                prop_assert_eq!(got, reply("OK", head.chain(deltas)));
                 Ok(())
             }
             Own::State => {
                 let got =
                     frame.call("buffered_state", &PARTITIONS.map(|keys| keys[2]), &[""; 0])?;
-                prop_assert_eq!(
-                    got,
-                    reply(
-                        "OK",
-                        self.partitions
-                            .iter()
-                            .flat_map(|partition| partition.cut())
-                            .map(text)
-                    )
-                );
+                let state = |partition: &Partition| {
+                    let cut = partition.cut().into_iter();
+                    cut.chain([partition.database()]).map(text)
+                };
+                let states = self.partitions.iter().flat_map(state);
+                prop_assert_eq!(got, reply("OK", states));
                 Ok(())
             }
         }
@@ -387,6 +381,9 @@ impl Buffered {
         partition.set([("hits_before", (before + waiting).to_string())]);
         if let Some(refused) = left.number("refused") {
             partition.set([("refused", refused.to_string())]);
+        }
+        if let Some(database) = left.meta.get("database") {
+            partition.set([("database", database.clone())]);
         }
         self.left(left.buffer);
         self.left(left.batch);

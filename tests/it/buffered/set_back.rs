@@ -142,7 +142,7 @@ impl<'s> World<'s> {
             .map(|number| self.stage.partition(number))
             .collect();
         let cuts = last_cuts(&self.stage.redis.clone().into(), &partitions).await?;
-        for (partition, cut) in partitions.iter().zip(cuts) {
+        for (partition, (cut, _)) in partitions.iter().zip(cuts) {
             let (mut ids, mut scan) = (vec![], Some(Scan::default()));
             while let Some(at) = scan {
                 let (some, rest) = partition.scan(at, "hit/").await?;

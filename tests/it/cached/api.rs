@@ -287,3 +287,20 @@ async fn a_set_among_increments_overwrites_what_was_before_it() {
     assert_eq!(row(&pair, 1).await, last);
     reconciler.stop().await;
 }
+
+/// Redis was emptied, and nothing has configured the family since: its rows have everything.
+#[tokio::test]
+async fn a_counter_of_an_emptied_redis_is_its_row() {
+    let pair = Pair::new().await;
+    let votes = items(&pair, family("votes")).await;
+    votes.count("1", 5).await;
+    pair.drain().await;
+    pair.redis.does("FLUSHALL").await;
+    assert_eq!(votes.value("1").await, 5);
+    assert_eq!(votes.get_many(["1", "2", "9"]).await.unwrap(), [5, 0, 0]);
+    let found = votes.find_many(["1", "9"]).await.unwrap();
+    assert_eq!(found, [Some(5), None]);
+    // a reader makes no ticket where no counter can be seeded
+    assert_eq!(pair.command::<Vec<String>>("KEYS *").await, [""; 0]);
+    assert_eq!(votes.count("1", 1).await, 6);
+}

@@ -18,6 +18,8 @@ const TICKET_MS: u64 = 30_000;
 const RETAIN_MS: [u64; 4] = [1, 500, 500, 2000];
 /// The age from which a base does not refuse a change, unless something is pending.
 const OLD_MS: i64 = 1000;
+/// The database of the family, the one that most calls name, and another one.
+const DATABASES: [&str; 3] = ["d1", "", "d2"];
 /// The size that values, changes and what is pending stay below.
 const LIMIT: i128 = 1 << 53;
 
@@ -50,8 +52,12 @@ type Group = (usize, Vec<(usize, Update)>);
 
 #[derive(Clone, Debug)]
 enum Call {
-    Seed(Vec<(usize, Which, i64)>),
+    Seed {
+        database: &'static str,
+        seeds: Vec<(usize, Which, i64)>,
+    },
     Get {
+        database: &'static str,
         makes_tickets: bool,
         ids: Vec<usize>,
     },
@@ -166,6 +172,9 @@ impl Held {
     }
 
     fn get(&mut self, now: u64, id: &'static str, ticket: &str) -> Value {
+        if !self.rest.meta.contains_key("incarnation") {
+            return text("UNCONFIGURED");
+        }
         match self.bases.get(id) {
             Some((_, Base::Ticket(ticket))) => text(format!("MISS:{ticket}")),
             None if ticket.is_empty() => text("MISS:"),
@@ -289,8 +298,10 @@ fn incr() -> impl Strategy<Value = Own> {
 
 fn call() -> impl Strategy<Value = Call> {
     let ids = |least| subsequence((0..IDS.len()).collect::<Vec<_>>(), least..=IDS.len());
+    let database = || prop_oneof![8 => select(&DATABASES[..2]), 1 => Just(DATABASES[2])];
     let seeds = vec((0..IDS.len(), Which::any(16), number()), 1..6);
-    let get = (any::<bool>(), vec(0..IDS.len(), 1..5));
+    let seeds = (database(), seeds);
+    let get = (database(), any::<bool>(), vec(0..IDS.len(), 1..5));
     let row = prop_oneof![
         8 => number().prop_map(|row| row.to_string()),
         2 => Just("-".to_owned()),
@@ -302,8 +313,10 @@ fn call() -> impl Strategy<Value = Call> {
     let release = Which::any(16).prop_map(|which| BatchCall::Release { which });
     let batch = prop_oneof![5 => Just(BatchCall::FORCED), 2 => fetch, 1 => release];
     prop_oneof![
-        8 => seeds.prop_map(Call::Seed),
-        4 => get.prop_map(|(makes_tickets, ids)| Call::Get { makes_tickets, ids }),
+        8 => seeds.prop_map(|(database, seeds)| Call::Seed { database, seeds }),
+        4 => get.prop_map(|(database, makes_tickets, ids)| {
+            Call::Get { database, makes_tickets, ids }
+        }),
         8 => batch.prop_map(Call::Batch),
         6 => (Which::any(16), ids(1), rows).prop_map(|(which, ids, rows)| {
             Call::Saved { which, rows: ids.into_iter().zip(rows).collect() }
@@ -352,6 +365,7 @@ impl Kind for Cached {
             retain_ms: 0,
             tickets: vec![],
         };
+        frame.database = DATABASES[0];
         let most = (1 << 53) - 1;
         cached.configure(frame, (-most, most), RETAIN_MS[1])?;
         frame.epoch("cached", "1")?;
@@ -517,16 +531,22 @@ impl Cached {
         let now_ms = now.to_string();
         let names = |ids: &[usize]| ids.iter().map(|&id| IDS[id].to_owned()).collect::<Vec<_>>();
         match call {
-            Call::Seed(seeds) => self.seed(frame, at, seeds)?,
-            Call::Get { makes_tickets, ids } => {
-                let args = [
-                    vec![u8::from(*makes_tickets).to_string(), now_ms, frame.salt()],
-                    names(ids),
-                ]
-                .concat();
-                let got = frame.call("cached_get", &[base, buffer, batch], &args)?;
+            Call::Seed { database, seeds } => self.seed(frame, at, database, seeds)?,
+            Call::Get {
+                database,
+                makes_tickets,
+                ids,
+            } => {
+                let tickets = u8::from(*makes_tickets).to_string();
+                let mut args = vec![tickets, now_ms, frame.salt(), (*database).to_owned()];
+                args.extend(names(ids));
+                let got = frame.call("cached_get", keys, &args)?;
                 let ticket = new_ticket(Some(&got).filter(|_| *makes_tickets), &self.tickets);
                 let held = &mut self.partitions[at];
+                if let Some(refusal) = held.rest.refuses(database) {
+                    prop_assert_eq!(got, refusal);
+                    return Ok(());
+                }
                 let values: Vec<_> = ids
                     .iter()
                     .map(|&id| held.get(now, IDS[id], &ticket))
@@ -567,9 +587,16 @@ impl Cached {
         Ok(())
     }
 
-    fn seed(&mut self, frame: &mut Frame, at: usize, seeds: &[(usize, Which, i64)]) -> Checked {
+    fn seed(
+        &mut self,
+        frame: &mut Frame,
+        at: usize,
+        database: &str,
+        seeds: &[(usize, Which, i64)],
+    ) -> Checked {
         let held = &mut self.partitions[at];
-        let (mut tickets, mut args) = (vec![], vec![frame.now.to_string()]);
+        let mut args = vec![frame.now.to_string(), database.to_owned()];
+        let mut tickets = vec![];
         for &(id, which, row) in seeds {
             let stored = match held.bases.get(IDS[id]) {
                 Some((_, Base::Ticket(ticket))) => Some(ticket),
@@ -586,6 +613,10 @@ impl Cached {
         }
         let keys = [FENCE[0], PARTITIONS[at][0]];
         let got = frame.call("cached_seed", &keys, &args)?;
+        if let Some(refusal) = frame.family.refuses(database) {
+            prop_assert_eq!(got, refusal);
+            return Ok(());
+        }
         let seeded = seeds
             .iter()
             .zip(&tickets)

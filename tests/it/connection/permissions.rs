@@ -197,9 +197,10 @@ async fn a_reader_sees_what_others_count_and_changes_nothing() {
         restrict(redis, &all_rules()).await;
     }
     let mut cold = cmd("EVAL");
-    cold.arg(Script::named("cached_get").unwrap().source).arg(3);
-    cold.arg(&["base", "buffer", "batch"].map(|key| format!("cf1:{{shop/cached/0}}:{key}")));
-    cold.arg(&["0", "", "", "cold"]);
+    cold.arg(Script::named("cached_get").unwrap().source).arg(4);
+    let kinds = ["base", "buffer", "batch", "meta"];
+    cold.arg(&kinds.map(|kind| format!("cf1:{{shop/cached/0}}:{kind}")));
+    cold.arg(&["0", "", "", "", "cold"]);
     let mut reader = manager_within(secs(5), user(redis)).await;
     for missing in rules_without("", Role::Reader) {
         restrict(redis, &rules_without(&missing, Role::Reader)).await;

@@ -11,6 +11,11 @@ use crate::support::*;
 
 /// The test's code between a caller and its store.
 pub trait Between: Send + Sync + 'static {
+    /// Fails a registration of a family, as a database that is unreachable.
+    fn before_register(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Runs before values and ledger are read.
     fn before_read(&self) -> impl Future<Output = ()> + Send {
         ready(())
@@ -37,6 +42,7 @@ pub struct Wrapped<S, B> {
 #[async_trait]
 impl<S: Store, B: Between> Store for Wrapped<S, B> {
     async fn register(&self, family: &Family) -> Result<Registration> {
+        self.between.before_register()?;
         self.store.register(family).await
     }
 

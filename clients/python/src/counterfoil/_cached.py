@@ -75,7 +75,7 @@ class Cached(ExactValues[D]):
 
     async def _get(self, id: str, deadline: float) -> Any:
         partition, _ = await self.channel.described(deadline, id)
-        keys, args = self.keys(partition, "base", "buffer", "batch", "meta"), [1, "", secrets.token_hex(8), id]
+        keys, args = self.keys(partition, "base", "buffer", "batch", "meta"), [1, "", secrets.token_hex(8), "", id]
         _, reply = await self.channel.read("cached_get", self.channel.home(partition), keys, args, deadline)
         if reply == b"UNCONFIGURED":
             explanation = f"the daemon has not configured the partition of {id!r} in {self.name} yet"
@@ -97,6 +97,6 @@ class Cached(ExactValues[D]):
         partition, _ = await self.channel.described(deadline, id)
         home = self.channel.home(partition)
         keys = self.keys(home, "calls") + self.keys(partition, "base")
-        _, word = await self.channel.read("cached_seed", home, keys, ["", id, ticket, value], deadline)
+        _, word = await self.channel.read("cached_seed", home, keys, ["", "", id, ticket, value], deadline)
         if word in (b"NOROW", b"BEYOND"):
             raise NotCounted(word.decode())

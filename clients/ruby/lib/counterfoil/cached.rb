@@ -59,7 +59,7 @@ class Counterfoil
     def read(id)
       partition = @family.partition(id)
       keys = @family.keys(partition, "base", "buffer", "batch", "meta")
-      word = @family.read("cached_get", @family.home(partition), keys, [1, "", SecureRandom.hex(8), id])[1]
+      word = @family.read("cached_get", @family.home(partition), keys, [1, "", SecureRandom.hex(8), "", id])[1]
       raise NotCounted.new(word, "#{name} in the partition of #{id}", temporary: true) if word == "UNCONFIGURED"
 
       result(word)
@@ -93,7 +93,7 @@ class Counterfoil
       value = row.nil? ? "-" : @family.integer(row)
       home = @family.home(partition)
       keys = @family.keys(home, "calls") + @family.keys(partition, "base")
-      word = @family.read("cached_seed", home, keys, ["", id, ticket, value])[1]
+      word = @family.read("cached_seed", home, keys, ["", "", id, ticket, value])[1]
       raise NotCounted.new(word) if %w[NOROW BEYOND].include?(word)
     end
 

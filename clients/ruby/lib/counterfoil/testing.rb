@@ -98,7 +98,7 @@ class Counterfoil
         end
       end
 
-      def cached_get(family, _keys, _tickets, _now, _salt, id) = ["OK", family.counts[id]]
+      def cached_get(family, _keys, _tickets, _now, _salt, _database, id) = ["OK", family.counts[id]]
 
       def series_add(family, triples)
         words = triples.each_slice(3).map do |name, n, at|

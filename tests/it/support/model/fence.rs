@@ -127,6 +127,12 @@ pub struct Family {
     pub requests: Memory,
 }
 
+/// Returns the reply to a caller that names a database where this one is known.
+pub(super) fn refusal_of(known: Option<&String>, database: &str) -> Option<Value> {
+    let known = known.filter(|known| !known.is_empty() && !database.is_empty())?;
+    (known != database).then(|| reply("MISMATCH", [text(known)]))
+}
+
 /// The names that become new when a client asks for the epoch, each with true if it does.
 pub(super) struct Begins {
     pub epoch: bool,
@@ -141,6 +147,11 @@ impl Family {
     pub fn set<const N: usize>(&mut self, fields: [(&str, &str); N]) {
         let fields = fields.map(|(field, value)| (field.to_owned(), value.to_owned()));
         self.fields.extend(fields);
+    }
+
+    /// Returns the reply to a caller that names this database, if the family belongs to another one.
+    pub fn refuses(&self, database: &str) -> Option<Value> {
+        refusal_of(self.get("=database"), database)
     }
 
     pub fn max_pending(&self) -> usize {
@@ -180,6 +191,7 @@ impl Family {
         &mut self,
         kind: &str,
         partitions: &str,
+        database: &str,
         settings: &[(&str, String)],
         description: &str,
     ) {
@@ -196,7 +208,7 @@ impl Family {
         self.set([
             ("=description", description),
             ("=settings", &names.join(" ")),
-            ("=database", ""),
+            ("=database", database),
         ]);
         for (name, value) in settings {
             self.set([(&format!("={name}"), value)]);
@@ -225,7 +237,8 @@ impl Family {
         };
         let fits = |wanted: &str, known: &str| wanted.is_empty() || wanted == known;
         if !fits(kind, &known_kind) || !fits(partitions, &right) {
-            let words = [known_kind, right, String::new()];
+            let database = self.get("=database").cloned().unwrap_or_default();
+            let words = [known_kind, right, database];
             return Err(reply("MISMATCH", words.map(text)));
         }
         let began_at = self.get("=began_at").map(|at| at.parse::<u64>().unwrap());

@@ -204,6 +204,8 @@ pub struct Frame {
     /// The time in ms by which calls for an epoch name a later time than other calls, so that a new
     /// epoch begins although the counters' clock stands still.
     pub ahead: u64,
+    /// The id of the database for which the family is configured; empty if it is unknown.
+    pub database: &'static str,
     pub family: Family,
     pub callers: Callers,
     /// All names that scripts made, by what they name.
@@ -217,6 +219,7 @@ impl Frame {
             scripts,
             now,
             ahead: 0,
+            database: "",
             family: Family::default(),
             callers: Callers::default(),
             names: BTreeSet::new(),
@@ -399,16 +402,20 @@ impl Frame {
         let description = format!("settings {}", self.salts);
         let [now, partitions] = [self.now + self.ahead, partitions].map(|n| n.to_string());
         let salt = self.salt();
-        let mut args = vec![&*salt, &*now, kind, &*partitions, "", &*description];
+        let database = self.database;
+        let mut args = vec![&*salt, &*now, kind, &*partitions, database, &*description];
         args.extend(settings.iter().flat_map(|(name, value)| [*name, &**value]));
         prop_assert_eq!(
             self.call("family_configure", &keys, &args)?,
             reply("OK", [])
         );
         self.family
-            .configure(kind, &partitions, settings, &description);
+            .configure(kind, &partitions, database, settings, &description);
         for (meta, partition) in parts {
             self.learn(meta, partition)?;
+            if !database.is_empty() {
+                partition.set([("database", database.into())]);
+            }
         }
         // names derive from the time: at the same time, the next epoch could get the name of an old
         // one

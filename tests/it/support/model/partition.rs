@@ -2,6 +2,7 @@
 
 use redis::{Value, from_redis_value};
 
+use super::fence::refusal_of;
 use super::*;
 use crate::support::*;
 
@@ -134,6 +135,17 @@ impl Partition {
             field("seq").unwrap_or_else(|| "0".into()),
             field("nonce").unwrap_or_default(),
         ]
+    }
+
+    /// Returns the id of the database; empty if it is unknown.
+    pub fn database(&self) -> String {
+        self.meta.get("database").cloned().unwrap_or_default()
+    }
+
+    /// Returns the reply to a caller that names this database, if the partition belongs to another
+    /// one.
+    pub fn refuses(&self, database: &str) -> Option<Value> {
+        refusal_of(self.meta.get("database"), database)
     }
 
     /// Returns the id of the batch.
