@@ -2,6 +2,7 @@
 
 mod adopt;
 mod changes;
+mod clone;
 mod cluster;
 mod counters;
 mod families;
