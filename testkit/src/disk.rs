@@ -5,11 +5,18 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use rustix::fs::statvfs;
+
 use crate::process::Process;
+
+/// The space that is left to fill after the disk was made smaller.
+const REST: u64 = 1 << 20;
 
 /// A small file system in a server's directory, which disappears with it.
 pub struct Disk {
     dir: PathBuf,
+    /// In bytes.
+    size: u64,
 }
 
 impl Disk {
@@ -20,17 +27,10 @@ impl Disk {
         // before the mount, so that the guard unmounts the disk even if this process is killed at
         // once
         process.unmount_at_end(&dir);
-        let size = format!("size={megabytes}m");
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &size, "tmpfs"])
-            .arg(&dir)
-            .output()
-            .map_err(|error| error.to_string())?;
-        if mounted.status.success() {
-            Ok(Disk { dir })
-        } else {
-            Err(String::from_utf8_lossy(&mounted.stderr).trim().to_owned())
-        }
+        let size = u64::from(megabytes) << 20;
+        let disk = Self { dir, size };
+        disk.run_mount(&["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])?;
+        Ok(disk)
     }
 
     /// Returns its directory.
@@ -38,12 +38,16 @@ impl Disk {
         &self.dir
     }
 
-    /// Fills the disk.
+    /// Fills the disk. That takes some milliseconds, whatever its size: the disk is made smaller
+    /// first.
     ///
     /// # Panics
     ///
     /// If writing fails although the disk is not full.
     pub fn fill(&self) {
+        let space = statvfs(&self.dir).expect("the space on the disk");
+        let used = (space.f_blocks - space.f_bfree) * space.f_frsize;
+        self.resize(self.size.min(used + REST));
         let mut rest = File::create(self.rest()).expect("a file");
         let full = loop {
             if let Err(error) = rest.write_all(&[0; 4096]) {
@@ -60,6 +64,25 @@ impl Disk {
     /// If the disk was not filled.
     pub fn free(&self) {
         fs::remove_file(self.rest()).expect("the disk was filled");
+        self.resize(self.size);
+    }
+
+    fn resize(&self, size: u64) {
+        self.run_mount(&["-o", &format!("remount,size={size}")])
+            .unwrap_or_else(|why| panic!("cannot resize {}: {why}", self.dir.display()));
+    }
+
+    fn run_mount(&self, args: &[&str]) -> Result<(), String> {
+        let mounted = Command::new("mount")
+            .args(args)
+            .arg(&self.dir)
+            .output()
+            .map_err(|error| error.to_string())?;
+        if mounted.status.success() {
+            Ok(())
+        } else {
+            Err(String::from_utf8_lossy(&mounted.stderr).trim().to_owned())
+        }
     }
 
     fn rest(&self) -> PathBuf {

@@ -32,7 +32,9 @@
 //! A [`Runner`] is a process in which a client [`Package`] in another language makes calls. A
 //! [`Sample`] is an application of a framework.
 //!
-//! With [`Certificates`], servers accept only TLS. A [`Disk`] of a server can be full.
+//! With [`Certificates`], servers accept only TLS. A [`Disk`] of a server can be full. A server can
+//! be restored to a [`Backup`] or a [`Dump`], and the clock of a Redis
+//! [steps](RedisServer::step_clock_forward).
 //!
 //! A server lives as long as its handle, and never longer than the process that owns the handle. A
 //! SIGKILL, Ctrl-C, or a `static` that is never dropped leaves neither a server nor a directory
@@ -53,10 +55,12 @@
 //!   quoting, `/tmp` is used.
 //!
 //! Without the first two, the testkit searches `PATH` and the usual places of Debian and Homebrew.
-//! After a panic the directory is kept as if `COUNTERFOIL_KEEP` were set.
+//! After a panic, or [`keep`], the directory is kept as if `COUNTERFOIL_KEEP` were set.
 
+mod backup;
 mod certificates;
 mod client;
+mod clock;
 mod cluster;
 mod disk;
 mod fate;
@@ -74,12 +78,12 @@ pub use self::certificates::Certificates;
 pub use self::cluster::{RedisCluster, SLOTS};
 pub use self::disk::Disk;
 pub use self::fate::Fate;
-pub use self::mysql::{MysqlServer, Stranger};
+pub use self::mysql::{Backup, MysqlServer, Stranger};
 pub use self::package::{Package, Sample};
 pub use self::port::free as free_port;
-pub use self::process::signal;
+pub use self::process::{keep, signal};
 pub use self::proxy::{Held, Proxy};
-pub use self::redis::{RedisOptions, RedisServer};
+pub use self::redis::{Dump, RedisOptions, RedisServer};
 pub use self::runner::Runner;
 pub use self::sentinel::Sentinel;
 

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -26,7 +27,13 @@ const GUARD: &str = r#"
         tries=$((tries + 1))
         sleep 0.05
     done
-    [ -z "$disk" ] || umount "$disk"
+    if [ -n "$disk" ]; then
+        # Without what fills it. The copy takes the place of the disk below.
+        [ "$keep" != 1 ] || { rm -f -- "$disk/rest" && cp -R -- "$disk" "$disk.kept"; }
+        # A server that is still dying may keep the disk busy.
+        umount "$disk" || umount -l "$disk"
+        [ "$keep" != 1 ] || { rmdir -- "$disk" && mv -- "$disk.kept" "$disk"; }
+    fi
     [ "$keep" = 1 ] || rm -rf -- "$dir"
 "#;
 
@@ -43,6 +50,16 @@ const LOG_TAIL: usize = 30;
 /// The limit of macOS for a socket's path, including the closing zero.
 const SOCKET_PATH_LIMIT: usize = 104;
 
+/// Whether directories are kept, by [`keep`].
+static KEEP: AtomicBool = AtomicBool::new(false);
+
+/// Keeps the directories of all servers that this process has started and not yet dropped, and of
+/// those that it will start, as with `COUNTERFOIL_KEEP=1`. Each prints its path when it is dropped.
+/// A server that is never dropped is kept only if it was started afterwards.
+pub fn keep() {
+    KEEP.store(true, Ordering::Relaxed);
+}
+
 /// A directory and at most one server process on it, which can be killed and restarted.
 pub(crate) struct Process {
     dir: PathBuf,
@@ -54,7 +71,8 @@ impl Process {
     /// Creates a directory with its guard, and no server yet.
     pub fn new() -> Self {
         let dir = short_directory();
-        let keep = std::env::var_os("COUNTERFOIL_KEEP").is_some_and(|v| v == "1");
+        let keep = std::env::var_os("COUNTERFOIL_KEEP").is_some_and(|v| v == "1")
+            || KEEP.load(Ordering::Relaxed);
         if keep {
             eprintln!("testkit: {} will be kept", dir.display());
         }
@@ -155,6 +173,19 @@ impl Process {
         self.signal(Signal::CONT);
     }
 
+    /// Does something while the server is paused, or at once if no server runs.
+    pub fn while_paused<T>(&self, work: impl FnOnce() -> T) -> T {
+        let is_up = self.is_up();
+        if is_up {
+            self.pause();
+        }
+        let done = work();
+        if is_up {
+            self.resume();
+        }
+        done
+    }
+
     /// Returns whether a server was started and has neither been killed nor ended.
     pub fn is_up(&self) -> bool {
         self.reap().is_none() && self.server.lock().is_some()
@@ -245,7 +276,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
-        if std::thread::panicking() {
+        if std::thread::panicking() || KEEP.load(Ordering::Relaxed) {
             self.tell("keep");
             eprintln!("testkit: {} is kept", self.dir.display());
         }

@@ -1,6 +1,7 @@
 //! Redis or Valkey.
 
-use std::fs::{self, File};
+mod data;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -9,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use redis::aio::ConnectionManager;
 use redis::{Client, Cmd, FromRedisValue, RedisResult};
-use tokio::time::sleep;
 
+pub use self::data::Dump;
 use crate::certificates::Certificates;
 use crate::client;
+use crate::clock::{self, Clock};
+use crate::disk::Disk;
 use crate::port;
 use crate::process::{self, Process};
 
@@ -22,6 +25,7 @@ pub struct RedisOptions {
     settings: Vec<(String, String)>,
     tcp: bool,
     tls: bool,
+    clock: Option<&'static Path>,
 }
 
 impl RedisOptions {
@@ -31,6 +35,7 @@ impl RedisOptions {
             settings: Vec::new(),
             tcp: false,
             tls: false,
+            clock: None,
         }
         .arg("appendonly", "no")
     }
@@ -47,6 +52,7 @@ impl RedisOptions {
             settings: Vec::new(),
             tcp: false,
             tls: false,
+            clock: None,
         }
         .arg("appendonly", "yes")
         .arg("appendfsync", fsync)
@@ -95,6 +101,14 @@ impl RedisOptions {
         self.tls
     }
 
+    /// Gives the server a clock that [steps](RedisServer::step_clock_forward). The error is the
+    /// reason if this machine does not allow it, which takes Linux and a C compiler.
+    pub fn clock(mut self) -> Result<Self, String> {
+        self.clock = Some(clock::library()?);
+        // jemalloc's thread sleeps until a time of the clock: after a step back it would not sleep
+        Ok(self.arg("jemalloc-bg-thread", "no"))
+    }
+
     /// Adds a line of redis.conf, which overrides earlier ones.
     pub fn arg(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.push((name.into(), value.into()));
@@ -121,7 +135,11 @@ pub struct RedisServer {
     socket: PathBuf,
     /// The TCP port, or 0 if it has none.
     port: u16,
-    args: Vec<String>,
+    /// The folder of the append-only file and of dumps.
+    folder: PathBuf,
+    settings: Vec<(String, String)>,
+    disk: Option<Disk>,
+    clock: Option<Clock>,
 }
 
 impl RedisServer {
@@ -131,15 +149,42 @@ impl RedisServer {
     ///
     /// If no server is found or it does not start.
     pub async fn start(options: RedisOptions) -> Self {
+        Self::start_on(Process::new(), None, options).await
+    }
+
+    /// Starts a server that has its append-only file and dumps on a [disk](Self::disk) of 256 MB.
+    /// The error is the reason if this machine does not allow it.
+    ///
+    /// While the disk is full, Redis replies to reads and refuses writes with MISCONF. Tried on
+    /// Redis 7 and 8 and Valkey 9:
+    ///
+    /// - An append-only file with `"everysec"` or `"no"`: Redis executes and acknowledges the writes
+    ///   that do not fit, and refuses from then on. They are only in memory until the disk is free,
+    ///   so a kill loses them. Redis tries again at the next write and each second.
+    /// - One with `"always"`: Redis ends when a write does not fit, before it replies.
+    /// - Snapshots (`save`): Redis refuses from the first snapshot that fails, until one succeeds. It
+    ///   tries again five seconds after a failure.
+    /// - None: Redis writes nothing and refuses nothing.
+    ///
+    /// # Panics
+    ///
+    /// See [`start`](Self::start).
+    pub async fn start_with_disk(options: RedisOptions) -> Result<Self, String> {
         let process = Process::new();
+        let disk = Disk::mount(&process, 256)?;
+        Ok(Self::start_on(process, Some(disk), options).await)
+    }
+
+    async fn start_on(process: Process, disk: Option<Disk>, options: RedisOptions) -> Self {
         let socket = process.dir().join("redis.sock");
+        let folder = disk.as_ref().map_or(process.dir(), Disk::dir).to_owned();
         let port = if options.tcp { port::free() } else { 0 };
         let (plain, secure) = if options.tls { (0, port) } else { (port, 0) };
         let mut settings = vec![
             ("port", plain.to_string()),
             ("bind", "127.0.0.1".to_owned()),
             ("unixsocket", socket.display().to_string()),
-            ("dir", process.dir().display().to_string()),
+            ("dir", folder.display().to_string()),
             ("protected-mode", "no".to_owned()),
             // No snapshots and no rewrites by default: a test requests the persistence that it
             // needs.
@@ -155,15 +200,16 @@ impl RedisServer {
         let fixed = settings
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value));
-        let args = fixed
-            .chain(options.settings)
-            .flat_map(|(name, value)| [format!("--{name}"), value])
-            .collect();
+        let settings = fixed.chain(options.settings).collect();
+        let clock = options.clock.map(|library| Clock::new(&process, library));
         let server = Self {
             process,
             socket,
             port,
-            args,
+            folder,
+            settings,
+            disk,
+            clock,
         };
         server.start_again().await;
         server
@@ -172,6 +218,11 @@ impl RedisServer {
     /// Returns the socket that the server listens on.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Returns the disk of a server that was started with one.
+    pub fn disk(&self) -> Option<&Disk> {
+        self.disk.as_ref()
     }
 
     /// Returns the URL for the redis crate, `redis+unix:///...`.
@@ -243,33 +294,25 @@ impl RedisServer {
     /// If the server does not start.
     pub async fn start_again(&self) {
         let torn = self.torn_files();
+        let (program, args) = self.command();
         self.process
-            .start(binary(), &self.args, || replies(&self.socket))
+            .start(&program, &args, || replies(&self.socket))
             .await;
         if self.torn_files() > torn {
             self.rewrite_aof().await;
         }
     }
 
-    /// Returns how often the server found its append-only file torn by a kill.
-    fn torn_files(&self) -> usize {
-        let log = fs::read_to_string(self.process.dir().join("log"));
-        log.map_or(0, |log| log.matches("Truncating the AOF").count())
-    }
-
-    /// Writes the append-only file anew, as operators must after a crash that tore it. Without
-    /// that, Redis would execute half of a script when it starts for the second time
-    /// (docs/operations.md, "After a crash of Redis").
-    async fn rewrite_aof(&self) {
-        let rewrite: Result<String, _> = self.run("BGREWRITEAOF").await;
-        rewrite.expect("the file is written anew");
-        loop {
-            let state: String = self.run("INFO persistence").await.expect("INFO");
-            if state.contains("aof_rewrite_in_progress:0") {
-                return;
-            }
-            sleep(Duration::from_millis(10)).await;
-        }
+    /// Returns the program and its arguments.
+    fn command(&self) -> (PathBuf, Vec<String>) {
+        let settings = self.settings.iter();
+        let settings = settings.flat_map(|(name, value)| [format!("--{name}"), value.clone()]);
+        let Some(clock) = &self.clock else {
+            return (binary().to_owned(), settings.collect());
+        };
+        let [env, library, offset] = clock.words();
+        let words = [library, offset, binary().display().to_string()];
+        (env.into(), words.into_iter().chain(settings).collect())
     }
 
     /// Pauses the server with SIGSTOP: connections stay open but get no reply. Returns when the
@@ -283,70 +326,36 @@ impl RedisServer {
         self.process.resume();
     }
 
-    /// Returns the length in bytes of the current append-only file.
+    /// Returns whether the clock of the server can step.
+    pub fn has_clock(&self) -> bool {
+        self.clock.is_some()
+    }
+
+    /// Steps the clock of the server forward. TIME and the expiry of keys follow it, monotonic clocks
+    /// do not. Valkey notices it a millisecond later. A restart keeps the difference.
     ///
     /// # Panics
     ///
-    /// If the server has no append-only file.
-    pub fn aof_len(&self) -> u64 {
-        let path = self.aof();
-        match fs::metadata(&path) {
-            Ok(file) => file.len(),
-            Err(e) => self
-                .process
-                .fail(&format!("no append-only file {}: {e}", path.display())),
-        }
+    /// If the server was started without [`clock`](RedisOptions::clock).
+    pub fn step_clock_forward(&self, by: Duration) {
+        self.step_clock(clock::nanoseconds(by));
     }
 
-    /// Truncates the append-only file to an earlier [`aof_len`](Self::aof_len). Later writes are
-    /// lost. So is a write across the cut, which Redis drops when it loads the file.
+    /// Steps the clock of the server back.
     ///
     /// # Panics
     ///
-    /// If the server is running, or the file is shorter than `len`.
-    pub fn cut_aof(&self, len: u64) {
-        assert!(
-            !self.process.is_up(),
-            "kill the server before its append-only file is cut"
-        );
-        let present = self.aof_len();
-        assert!(
-            len <= present,
-            "the append-only file has {present} bytes, it cannot be cut back to {len}"
-        );
-        File::options()
-            .write(true)
-            .open(self.aof())
-            .and_then(|file| file.set_len(len))
-            .expect("cut the append-only file");
+    /// See [`step_clock_forward`](Self::step_clock_forward).
+    pub fn step_clock_back(&self, by: Duration) {
+        self.step_clock(-clock::nanoseconds(by));
     }
 
-    /// Returns the path of the append-only file. Redis 7 has a folder whose manifest names the
-    /// increment in use; older versions have one file.
-    fn aof(&self) -> PathBuf {
-        let folder = self.process.dir().join("appendonlydir");
-        let Ok(manifest) = fs::read_to_string(folder.join("appendonly.aof.manifest")) else {
-            return self.process.dir().join("appendonly.aof");
-        };
-        // "file appendonly.aof.1.incr.aof seq 1 type i", followed by more pairs in Redis 8; the
-        // last line is in use.
-        let word_after = |line: &str, key: &str| {
-            let mut words = line.split_whitespace();
-            words
-                .find(|word| *word == key)
-                .and_then(|_| words.next())
-                .map(str::to_owned)
-        };
-        let mut increments = manifest
-            .lines()
-            .rev()
-            .filter(|line| word_after(line, "type").as_deref() == Some("i"));
-        match increments.next().and_then(|line| word_after(line, "file")) {
-            Some(name) => folder.join(name),
-            None => self.process.fail(&format!(
-                "no increment in the append-only file's manifest:\n{manifest}"
-            )),
-        }
+    fn step_clock(&self, by: i64) {
+        let clock = self
+            .clock
+            .as_ref()
+            .expect("a server with a clock: start it with RedisOptions::clock()");
+        self.process.while_paused(|| clock.step(by));
     }
 }
 

@@ -160,6 +160,55 @@ async fn owner() {
     std::thread::sleep(Duration::from_secs(60));
 }
 
+#[test]
+fn directories_are_kept_on_demand() {
+    let keeper = Command::new(std::env::current_exe().unwrap())
+        .args(["servers::keeper", "--exact", "--ignored", "--nocapture"])
+        .env(OWNER, "1")
+        .output()
+        .unwrap();
+    let (lines, told) = [keeper.stdout, keeper.stderr]
+        .map(|text| String::from_utf8(text).unwrap())
+        .into();
+    let files = lines.lines().filter_map(|line| line.strip_prefix("file="));
+    let files: Vec<_> = files.map(Path::new).collect();
+    assert!((2..=3).contains(&files.len()), "{lines}{told}");
+    for file in files {
+        let directory = file.ancestors().find(|path| path.join("log").is_file());
+        let directory = directory.unwrap_or_else(|| panic!("{file:?} is gone: {lines}{told}"));
+        assert!(file.is_file(), "{file:?}");
+        assert!(told.contains(directory.to_str().unwrap()), "{told}");
+        std::fs::remove_dir_all(directory).unwrap();
+    }
+}
+
+/// Not a test: a process whose servers are kept. It ends without dropping the last one.
+#[tokio::test]
+#[ignore = "run by directories_are_kept_on_demand"]
+async fn keeper() {
+    if std::env::var_os(OWNER).is_none() {
+        return;
+    }
+    let dropped = RedisServer::start(RedisOptions::volatile()).await;
+    let with_disk = RedisServer::start_with_disk(RedisOptions::volatile().arg("save", "60 1"));
+    let with_disk = with_disk.await;
+    testkit::keep();
+    println!(
+        "\nfile={}",
+        dropped.socket().with_file_name("log").display()
+    );
+    drop(dropped);
+    if let Ok(server) = with_disk {
+        server.run::<()>("SAVE").await.unwrap();
+        let disk = server.disk().unwrap();
+        println!("file={}", disk.dir().join("dump.rdb").display());
+        disk.fill();
+    }
+    let later = RedisServer::start(RedisOptions::volatile()).await;
+    println!("file={}", later.socket().with_file_name("log").display());
+    std::process::exit(0);
+}
+
 fn is_gone(socket: &Path) -> bool {
     UnixStream::connect(socket).is_err() && !socket.parent().unwrap().exists()
 }
