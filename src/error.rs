@@ -166,11 +166,24 @@ impl fmt::Display for Error {
         while let Some(cause) = source.filter(|_| f.alternate()) {
             match redirected_to(cause) {
                 Some(node) => write!(f, ": redirected to {node}, which may be unreachable")?,
-                None => write!(f, ": {cause}")?,
+                None => write!(f, ": {cause}{}", explanation(cause))?,
             }
             source = cause.source();
         }
         Ok(())
+    }
+}
+
+/// Returns what follows the text of a cause: an explanation of an error of rustls that only names a
+/// rule. `openssl req -x509` makes the certificates of an authority by default.
+fn explanation(cause: &dyn StdError) -> &'static str {
+    if cause.to_string().contains("CaUsedAsEndEntity") {
+        ": the server's certificate is one of an authority (CA:TRUE). Make one that is not, which may also be \
+         self-signed: openssl req -x509 -newkey rsa:2048 -nodes -days 825 -keyout server.key -out server.pem \
+         -subj /CN=HOST -addext subjectAltName=DNS:HOST -addext basicConstraints=critical,CA:FALSE, with \
+         IP:ADDRESS in place of DNS:HOST if the URL has an address"
+    } else {
+        ""
     }
 }
 

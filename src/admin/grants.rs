@@ -70,7 +70,14 @@ fn statement(privileges: &str, table: &str, user: &str) -> String {
 /// Returns the quoted name of a table, which is in this schema unless its name includes one.
 fn in_schema(table: &str, schema: &str) -> String {
     match table {
-        "*" => format!("{}.*", quoted(schema)),
+        // in a grant on a whole schema, _ and % stand for other characters
+        "*" => {
+            let literal = schema
+                .replace('\\', "\\\\")
+                .replace('_', "\\_")
+                .replace('%', "\\%");
+            format!("{}.*", quoted(&literal))
+        }
         table if table.contains('.') => table_name(table),
         table => [quoted(schema), quoted(table)].join("."),
     }

@@ -194,10 +194,16 @@ fn persistence(
         .iter()
         .filter(|family| family.durability().settle() < Duration::from_secs(2));
     let (severity, message, advice) = if !aof {
-        without_aof(save, families)
+        let setting = appendonly(fsync, hasty.next().is_some());
+        without_aof(save, families, setting)
     } else if fsync == Some("always") {
         return None;
     } else if let Some(family) = hasty.next() {
+        let advice = if fsync == Some("no") {
+            "Set appendfsync always, or everysec and give the family durability = \"2.5s\"."
+        } else {
+            "Give the family durability = \"2.5s\", or set appendfsync always."
+        };
         (
             Severity::Warning,
             format!(
@@ -206,31 +212,53 @@ fn persistence(
                 fsync.unwrap_or("not visible"),
                 family.durability()
             ),
-            "Give the family durability = \"2.5s\", or set appendfsync always.",
+            advice.to_owned(),
         )
     } else if let Some(fsync) = fsync {
-        let (severity, lost) = match fsync {
-            "everysec" => (Severity::Info, "up to the last 2 s of"),
-            _ => (Severity::Warning, "an unknown number of"),
+        let (severity, lost, or) = match fsync {
+            "everysec" => (Severity::Info, "up to the last 2 s of", ""),
+            _ => (
+                Severity::Warning,
+                "an unknown number of",
+                ", or everysec to lose at most 2 s",
+            ),
         };
         (
             severity,
             format!("with appendfsync {fsync} a crash of the machine loses {lost} hits"),
-            "No hit counts twice. Set appendfsync always to lose none, or everysec to lose at most 2 s.",
+            format!("No hit counts twice. Set appendfsync always to lose none{or}."),
         )
     } else {
         (
             Severity::Info,
             "appendfsync was not checked: the Redis user may not read it, as is safest".to_owned(),
             "CONFIG GET appendfsync shows it to an administrator: with everysec a crash of the machine loses at most the last \
-             2 s of hits, and with always none.",
+             2 s of hits, and with always none."
+                .to_owned(),
         )
     };
     Some(Finding::new(severity, "persistence", message, advice))
 }
 
-/// Returns the severity, message and advice for a Redis without an append-only file.
-fn without_aof(save: Option<&str>, families: &[Family]) -> (Severity, String, &'static str) {
+/// Returns the settings of an append-only file of which no other finding warns.
+fn appendonly(fsync: Option<&str>, has_hasty: bool) -> &'static str {
+    match (fsync, has_hasty) {
+        (Some("always"), _) => "appendonly yes",
+        (_, true) => {
+            "appendonly yes with appendfsync always, or with everysec and durability = \"2.5s\" of the families"
+        }
+        (Some("no"), false) => "appendonly yes with appendfsync everysec",
+        (_, false) => "appendonly yes",
+    }
+}
+
+/// Returns the severity, message and advice for a Redis without an append-only file. `setting` would
+/// give it one.
+fn without_aof(
+    save: Option<&str>,
+    families: &[Family],
+    setting: &str,
+) -> (Severity, String, String) {
     let (with, loses) = match save {
         Some("") => ("without persistence", "what is not yet in the database"),
         Some(_) => ("with RDB snapshots only", LOSES),
@@ -243,14 +271,16 @@ fn without_aof(save: Option<&str>, families: &[Family]) -> (Severity, String, &'
         return (
             Severity::Error,
             format!("{with} a crash of Redis forgets known visitors: {family} counts them again"),
-            "Set appendonly yes.",
+            format!("Set {setting}."),
         );
     }
     (
         Severity::Warning,
         format!("{with} a crash of Redis loses {loses}"),
-        "No hit counts twice, but for requests (add_once, incr_once) that Redis forgot and the application \
-         repeats. If neither may happen, set appendonly yes.",
+        format!(
+            "No hit counts twice, but for requests (add_once, incr_once) that Redis forgot and the application \
+             repeats. If neither may happen, set {setting}."
+        ),
     )
 }
 
@@ -410,6 +440,7 @@ fn text(value: Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::Durability;
 
     fn info(text: &str) -> Info {
         let pairs = text
@@ -430,6 +461,35 @@ mod tests {
         assert!(is_found("volatile-lru", lasting));
         assert!(!is_found("volatile-lru", expiring));
         assert!(!is_found("allkeys-lru", lasting));
+    }
+
+    #[test]
+    fn no_advice_about_persistence_leads_to_another_warning() {
+        let advice = |aof, fsync, settle| {
+            let durability = Durability::Settle(Duration::from_millis(settle));
+            let family = Family::buffered("shop", "views").durability(durability);
+            persistence(aof, fsync, Some(""), &[family.build().unwrap()])
+                .filter(|found| found.severity > Severity::Info)
+                .map(|found| found.advice)
+        };
+        for fsync in [Some("always"), Some("everysec"), Some("no"), None] {
+            for (aof, settle) in [(true, 2500), (true, 1), (false, 2500), (false, 1)] {
+                let Some(given) = advice(aof, fsync, settle) else {
+                    continue;
+                };
+                let names = |words: &str| given.contains(words);
+                let fsync = if names("everysec") {
+                    Some("everysec")
+                } else {
+                    fsync
+                };
+                let settle = if names("2.5s") { 2500 } else { settle };
+                assert_eq!(advice(true, fsync, settle), None, "{given}");
+                if names("appendfsync always") {
+                    assert_eq!(advice(true, Some("always"), 1), None, "{given}");
+                }
+            }
+        }
     }
 
     #[test]
