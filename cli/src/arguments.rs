@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use counterfoil::Precision;
 
 use crate::config::time;
+use crate::output::DEFAULT_CONFIG;
 
 /// Brings counters from Redis to MySQL exactly once, shows them, and offers tools for operators.
 ///
@@ -23,7 +24,7 @@ pub struct Arguments {
         long,
         short,
         global = true,
-        default_value = "counterfoil.toml",
+        default_value = DEFAULT_CONFIG,
         env = "COUNTERFOIL_CONFIG",
         value_name = "FILE"
     )]
@@ -304,9 +305,10 @@ pub struct PrivilegesOf {
     /// The role of the user
     #[arg(value_enum)]
     pub role: RoleName,
-    /// The name of the user
-    #[arg(long, default_value = "counterfoil")]
-    pub user: String,
+    /// The name of the user. Defaults to the daemon's for the role `daemon`, and for others to that
+    /// with the ending -app, -reader or -writer
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]

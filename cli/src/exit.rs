@@ -5,6 +5,8 @@ use std::process::{ExitCode, Termination};
 
 use counterfoil::ErrorKind;
 
+use crate::reason::Advice;
+
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exit {
     Ok = 0,
@@ -28,6 +30,11 @@ impl Termination for Exit {
     }
 }
 
+/// The advice about servers that cannot be reached.
+const REDIS_ADVICE: &str =
+    "Check that Redis is running, and its address; `counterfoil check` names why it refuses calls";
+const MYSQL_ADVICE: &str = "Check that MySQL is running, and its address and user";
+
 /// An error that ends a command, with advice.
 pub struct Failure {
     pub exit: Exit,
@@ -36,27 +43,18 @@ pub struct Failure {
 
 impl From<counterfoil::Error> for Failure {
     fn from(error: counterfoil::Error) -> Self {
-        let (exit, advice) = match error.kind() {
-            ErrorKind::InvalidInput => (Exit::Usage, ""),
-            ErrorKind::Redis => (
-                Exit::Critical,
-                ". Check that Redis is running, and its address; `counterfoil check` names why it refuses calls",
-            ),
-            ErrorKind::Store => (
-                Exit::Critical,
-                ". Check that MySQL is running, and its address and user",
-            ),
-            ErrorKind::AccessDenied => (
-                Exit::Critical,
-                ". `counterfoil acl daemon` prints the rules that the user needs",
-            ),
-            ErrorKind::OutcomeUnknown => (
-                Exit::Warning,
-                ". It was counted once or not at all: read the counter before you repeat it",
-            ),
-            _ => (Exit::Warning, ""),
+        let exit = match error.kind() {
+            ErrorKind::InvalidInput => Exit::Usage,
+            ErrorKind::Redis | ErrorKind::Store | ErrorKind::AccessDenied => Exit::Critical,
+            _ => Exit::Warning,
         };
-        Failure::new(exit, format!("{error:#}{advice}"))
+        let message = match (Advice::about(&error), error.kind()) {
+            (Some(advice), _) => format!("{error:#}. {}", advice.what_to_do),
+            (None, ErrorKind::Redis) => format!("{error:#}. {REDIS_ADVICE}"),
+            (None, ErrorKind::Store) => format!("{error:#}. {MYSQL_ADVICE}"),
+            (None, _) => format!("{error:#}"),
+        };
+        Failure::new(exit, message)
     }
 }
 

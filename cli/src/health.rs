@@ -6,10 +6,11 @@ use std::fmt;
 use counterfoil::admin::Finding;
 use serde::{Deserialize, Serialize};
 
-use crate::output::{escaped, moment};
+use crate::output::{self, escaped, moment, with_commands};
+use crate::reason::{Advice, Reason};
 use crate::rejects::ReasonView;
 use crate::status::{FamilyView, State};
-use crate::view::{FindingView, Look, PairView, RefusedFamily, View};
+use crate::view::{FailingView, FindingView, Look, PairView, RefusedFamily, View};
 
 /// The share of `max_pending` from which a family nears the limit.
 const NEARLY_FULL: f64 = 0.8;
@@ -102,11 +103,27 @@ impl Problem {
             problem: problem.into(),
             why: None,
             since: None,
-            what_to_do: what_to_do.to_owned(),
-            command: format!("counterfoil {command}"),
+            what_to_do: with_commands(what_to_do),
+            command: output::command(command),
             server: None,
             caused_by: None,
         }
+    }
+
+    /// Returns the problem with its reason, if that is known, and the advice about it.
+    fn because(mut self, reason: Option<&Reason>) -> Self {
+        self.why = reason.map(|reason| reason.text.clone());
+        if let Some(advice) = reason.and_then(|reason| reason.advice.as_ref()) {
+            self.what_to_do = with_commands(&advice.what_to_do);
+            self.command = output::command(&advice.command);
+        }
+        self
+    }
+
+    /// Returns the problem with a sentence before the advice.
+    fn with_effect(self, effect: &str) -> Self {
+        let what_to_do = format!("{effect}. {}", self.what_to_do);
+        Problem { what_to_do, ..self }
     }
 
     fn down(problem: &str, what_to_do: &str) -> Self {
@@ -257,24 +274,21 @@ impl PairView {
 
     fn problems_of_servers(&self) -> Vec<Problem> {
         let mut problems = Vec::new();
-        let advice = [
+        let effects = [
             (
-                "Redis is unavailable",
-                "Hits do not count if applications cannot reach it either. Start Redis, or restore the \
-                 connection to it",
+                "Redis",
+                "Hits do not count if applications cannot reach it either",
             ),
-            (
-                "MySQL is unavailable",
-                "Hits that count meanwhile wait in Redis. Start MySQL, or restore the connection to it",
-            ),
+            ("MySQL", "Hits that count meanwhile wait in Redis"),
         ];
-        for ((name, server), (problem, what_to_do)) in self.servers().into_iter().zip(advice) {
+        for ((name, server), (product, effect)) in self.servers().into_iter().zip(effects) {
             if server.is_down() {
+                let start = format!("Start {product}, or restore the connection to it");
+                let problem = Problem::down(&format!("{product} is unavailable"), &start);
                 problems.push(Problem {
-                    why: server.why.clone(),
                     since: Some(server.since),
                     server: Some(name.to_owned()),
-                    ..Problem::down(problem, what_to_do)
+                    ..problem.because(server.why.as_ref()).with_effect(effect)
                 });
             }
         }
@@ -302,14 +316,14 @@ impl PairView {
                 ..Problem::down("Redis refuses hits", &refusal.advice)
             });
         }
-        if self.reconciler.why.is_some() {
+        if let Some(reason) = &self.reconciler.why {
+            let retries = "The daemon starts the reconciler again every few seconds";
+            let problem = Problem::down("The reconciler does not run", retries);
             problems.push(Problem {
-                why: self.reconciler.why.clone(),
                 caused_by: self.caused_by(&["mysql", "redis"]),
-                ..Problem::down(
-                    "The reconciler does not run",
-                    "Hits wait in Redis. The daemon starts the reconciler again every few seconds",
-                )
+                ..problem
+                    .because(Some(reason))
+                    .with_effect("Hits wait in Redis")
             });
         }
         for found in self.findings() {
@@ -317,11 +331,12 @@ impl PairView {
                 continue;
             }
             let FindingView { finding, since } = found;
+            let command = self.advice_about(&finding).command;
             problems.push(Problem {
                 caused_by: self.cause_of(&finding),
                 why: Some(finding.message),
                 since: Some(since),
-                ..Problem::new(Level::Error, finding.subject, &finding.advice, "check")
+                ..Problem::new(Level::Error, finding.subject, &finding.advice, &command)
             });
         }
         problems
@@ -377,10 +392,21 @@ impl PairView {
         None
     }
 
+    /// Returns the failing step that the finding reports, if it reports one.
+    fn failing(&self, finding: &Finding) -> Option<&FailingView> {
+        let mut failing = self.reconciler.failing.iter();
+        failing.find(|failing| failing.error.text == finding.message)
+    }
+
+    fn advice_about(&self, finding: &Finding) -> Advice {
+        self.failing(finding)
+            .and_then(|failing| failing.error.advice.clone())
+            .unwrap_or_else(|| Advice::of_finding(finding))
+    }
+
     /// Returns the unavailable server because of which a step fails, or `check` does not end.
     fn cause_of(&self, finding: &Finding) -> Option<String> {
-        let mut failing = self.reconciler.failing.iter();
-        match failing.find(|failing| failing.error.text == finding.message) {
+        match self.failing(finding) {
             Some(failing) => self.caused_by(&[failing.server]),
             None => match finding.subject.as_str() {
                 "check" => self.caused_by(&["mysql", "redis"]),
@@ -400,8 +426,8 @@ impl PairView {
         command: &str,
     ) -> Option<Problem> {
         let families: Vec<_> = self.families.iter().filter(|one| is_so(one)).collect();
-        Some(Problem {
-            why: families.first()?.problem.clone(),
+        let first = families.first()?;
+        let problem = Problem {
             since: families.iter().map(|one| one.state_since).min(),
             ..Problem::new(
                 severity,
@@ -409,7 +435,8 @@ impl PairView {
                 what_to_do,
                 command,
             )
-        })
+        };
+        Some(problem.because(first.problem.as_ref()))
     }
 
     fn problems_of_families(&self) -> Vec<Problem> {
@@ -418,8 +445,7 @@ impl PairView {
             |family| family.state == State::Broken,
             Level::Error,
             ["is broken", "are broken"],
-            "`counterfoil acl daemon` prints the privileges that Redis needs. Otherwise another \
-             program wrote the keys",
+            "Another program may have written its keys in Redis",
             "check",
         ));
         let late = self.about(
@@ -457,19 +483,20 @@ impl PairView {
         }
         let number = self.refused.len();
         let shown = if number > MAX_NAMES { 1 } else { number };
-        problems.extend(self.refused[..shown].iter().map(|RefusedFamily { family, reason }| {
-            let problem = if shown == number {
-                format!("{family} was refused")
-            } else {
-                format!("{number} families were refused, the first is {family}")
-            };
-            let what_to_do =
-                "Correct its settings in the configuration, or run `counterfoil reconfigure`";
-            Problem {
-                why: Some(reason.clone()),
-                ..Problem::new(Level::Error, problem, what_to_do, "check")
-            }
-        }));
+        problems.extend(
+            self.refused[..shown]
+                .iter()
+                .map(|RefusedFamily { family, reason }| {
+                    let problem = if shown == number {
+                        format!("{family} was refused")
+                    } else {
+                        format!("{number} families were refused, the first is {family}")
+                    };
+                    let what_to_do =
+                        "Correct its settings in the configuration, or its table in MySQL";
+                    Problem::new(Level::Error, problem, what_to_do, "check").because(Some(reason))
+                }),
+        );
         let rejects = self.about(
             |family| family.rejects > 0,
             Level::Warning,
@@ -554,7 +581,7 @@ mod tests {
 
     use super::*;
     use crate::status::idle;
-    use crate::view::{FailingView, ServerView};
+    use crate::view::ServerView;
 
     fn pair() -> PairView {
         let mut pair = PairView::new("main");
@@ -667,10 +694,10 @@ mod tests {
             }
             let refused = RefusedFamily {
                 family: "shop/x".to_owned(),
-                reason: "a reason".to_owned(),
+                reason: "a reason".into(),
             };
             pair.refused = vec![refused; 1000];
-            pair.reconciler.why = Some("a reason".to_owned());
+            pair.reconciler.why = Some("a reason".into());
         };
         let expected = [
             "The reconciler does not run",

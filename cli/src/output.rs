@@ -2,11 +2,68 @@
 //! neither control the terminal nor change the order of what surrounds it.
 
 use std::io::{self, BufRead, BufWriter, ErrorKind, IsTerminal, Write};
+use std::path::Path;
+use std::sync::OnceLock;
 
 use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
+
+/// The configuration file that this process reads by default.
+pub const DEFAULT_CONFIG: &str = "counterfoil.toml";
+/// The program with the option for this process's configuration file, if that is another file.
+static PROGRAM: OnceLock<String> = OnceLock::new();
+/// The commands that read no configuration.
+const WITHOUT_CONFIG: [&str; 2] = ["example-config", "init --print"];
+
+/// Sets the configuration file of the commands that this process shows. They are copied into a shell
+/// in another folder, so the path is absolute.
+pub fn show_config(path: &Path) {
+    if path != Path::new(DEFAULT_CONFIG) {
+        let file = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let _ = PROGRAM.set(with_config(&file.display().to_string()));
+    }
+}
+
+fn with_config(file: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte);
+    if file.bytes().all(is_plain) {
+        format!("counterfoil --config {file}")
+    } else {
+        format!("counterfoil --config '{}'", file.replace('\'', "'\\''"))
+    }
+}
+
+fn program() -> &'static str {
+    PROGRAM.get().map_or("counterfoil", String::as_str)
+}
+
+/// Returns a command to copy, such as `counterfoil check`.
+pub fn command(words: &str) -> String {
+    format!("{} {words}", program())
+}
+
+/// Returns the text with the commands in it, which stand in backticks, as [`command`] does.
+pub fn with_commands(text: &str) -> String {
+    commands_of(program(), text)
+}
+
+fn commands_of(program: &str, text: &str) -> String {
+    let mut parts = text.split("`counterfoil ");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let is_complete = part.starts_with("--config ");
+        let needs_none = WITHOUT_CONFIG.iter().any(|words| part.starts_with(words));
+        let program = if is_complete || needs_none {
+            "counterfoil"
+        } else {
+            program
+        };
+        shown += &format!("`{program} {part}");
+    }
+    shown
+}
 
 /// The format of a command's results.
 #[derive(Clone, Copy)]
@@ -48,9 +105,9 @@ impl Output {
     }
 }
 
-/// Writes a line to standard error. A command continues if that is closed.
+/// Writes a line to standard error, with commands to copy. A command continues if that is closed.
 pub fn print_message(line: &str) {
-    let _ = writeln!(io::stderr(), "{}", without_controls(line));
+    let _ = writeln!(io::stderr(), "{}", without_controls(&with_commands(line)));
 }
 
 /// Asks on the terminal whether to continue. Without a terminal, `yes` must be set.
@@ -236,6 +293,19 @@ mod tests {
             "id  22".to_owned(),
         ];
         assert_eq!(table(&["ID", "N"], &rows), expected);
+    }
+
+    #[test]
+    fn commands_name_the_configuration_once() {
+        let program = with_config("/etc/it's here.toml");
+        let text = "run `counterfoil check`, or `counterfoil init --print`; `counterfoiled x`";
+        let shown = commands_of(&program, text);
+        let expected = "run `counterfoil --config '/etc/it'\\''s here.toml' check`, \
+                        or `counterfoil init --print`; `counterfoiled x`";
+        assert_eq!(shown, expected);
+        assert_eq!(commands_of(&program, &shown), shown);
+        assert_eq!(commands_of("counterfoil", text), text);
+        assert_eq!(with_config("/a/b.toml"), "counterfoil --config /a/b.toml");
     }
 
     #[test]

@@ -10,9 +10,10 @@ use futures_util::future::{join, join4};
 
 use crate::config::PairConfig;
 use crate::latency::Latency;
-use crate::limits::in_time;
+use crate::limits::{TIMEOUT, with_timeout};
 use crate::pair;
 use crate::probe::{Probe, measure_latency};
+use crate::reason::Reason;
 use crate::status::{self, FamilyView, unix_now};
 use crate::view::{PairView, ServerView, SetBackView};
 use crate::{certificates, families};
@@ -39,9 +40,9 @@ struct StoreReport {
 /// Reads a pair. If MySQL does not reply, the families are those of the configuration.
 pub async fn poll(config: &PairConfig, late: Duration) -> PairReport {
     let (mysql_reply, mysql_latency, connected, certificates) = join4(
-        in_time(async { read_mysql(pair::store(config)?).await }),
-        in_time(measure_latency(Probe::mysql(config.mysql.clone()))),
-        in_time(pair::connect(config)),
+        with_timeout(TIMEOUT, async { read_mysql(pair::store(config)?).await }),
+        with_timeout(TIMEOUT, measure_latency(Probe::mysql(config.mysql.clone()))),
+        with_timeout(TIMEOUT, pair::connect(config)),
         certificates::read(config),
     )
     .await;
@@ -52,8 +53,14 @@ pub async fn poll(config: &PairConfig, late: Duration) -> PairReport {
     let (redis_reply, redis_latency) = match connected {
         Ok(connected) => {
             join(
-                in_time(read_families(&connected, config, stored.as_ref(), late)),
-                in_time(measure_latency(Probe::Redis(connected.redis().clone()))),
+                with_timeout(
+                    TIMEOUT,
+                    read_families(&connected, config, stored.as_ref(), late),
+                ),
+                with_timeout(
+                    TIMEOUT,
+                    measure_latency(Probe::Redis(connected.redis().clone())),
+                ),
             )
             .await
         }
@@ -86,7 +93,7 @@ pub async fn poll(config: &PairConfig, late: Duration) -> PairReport {
 /// measured. A server that replies to the probe slowly is up, although the read may have run out of
 /// time. If the server refuses the probe, too, the view has the reason of that refusal: it arrived
 /// at once, while the read may only report that it ran out of time.
-fn server<T>(reply: &Result<T, String>, latency: Result<Latency, String>) -> ServerView {
+fn server<T>(reply: &Result<T, Reason>, latency: Result<Latency, Reason>) -> ServerView {
     let (latency, refusal) = match latency {
         Ok(latency) => (Some(latency), None),
         Err(why) => (None, Some(why)),

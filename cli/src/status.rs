@@ -7,6 +7,8 @@ use counterfoil::admin::{Backlog, Overview};
 use counterfoil::{Family, Result};
 use serde::Serialize;
 
+use crate::reason::Reason;
+
 /// The default time beyond a family's sync and settle time from which waiting hits are late.
 pub const LATE: Duration = Duration::from_secs(60);
 /// The age in seconds from which figures are stale. They are read every 10 s at least.
@@ -44,7 +46,7 @@ pub struct FamilyView {
     pub served: bool,
     /// The reason why its figures cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub problem: Option<String>,
+    pub problem: Option<Reason>,
     /// Hits a second since the last sample of the daemon, for the kinds that count them.
     pub rate: Option<f64>,
     /// The time since which the daemon knows its state, in Unix seconds.
@@ -182,7 +184,7 @@ impl FamilyView {
             Ok(_) => State::Ok,
         };
         let seen = read.is_ok().then(unix_now);
-        let problem = read.as_ref().err().map(|error| format!("{error:#}"));
+        let problem = read.as_ref().err().cloned().map(Reason::from);
         let backlog = read.unwrap_or_default();
         let of_kinds = |kinds: &[&str], number| kinds.contains(&family.kind()).then_some(number);
         FamilyView {

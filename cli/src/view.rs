@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use crate::certificates::Certificate;
 use crate::latency::Latency;
-use crate::reason::{LoggedReasons, Reason};
+use crate::output::with_commands;
+use crate::reason::{Advice, LoggedReasons, Reason};
 use crate::rejects::{ReasonView, RejectView};
 use crate::status::{FamilyView, STALE_SECONDS, Sample, State, is_older, unix_seconds};
 
@@ -233,6 +234,7 @@ impl FindingView {
     pub fn all(findings: Vec<Finding>, known: &[FindingView], now: u64) -> Vec<Self> {
         findings
             .into_iter()
+            .map(advised)
             .map(|finding| {
                 let found_before = known.iter().find(|one| one.finding == finding);
                 let since = found_before.map_or(now, |one| one.since);
@@ -244,6 +246,12 @@ impl FindingView {
     pub fn is_error(&self) -> bool {
         self.finding.severity == Severity::Error
     }
+}
+
+/// Returns a finding with the advice about it.
+pub fn advised(mut finding: Finding) -> Finding {
+    finding.advice = with_commands(&Advice::of_finding(&finding).what_to_do);
+    finding
 }
 
 /// The last known state of a server.
@@ -263,7 +271,7 @@ pub struct ServerView {
     /// The time that its replies take.
     pub latency: Option<Latency>,
     /// The reason, if it is unavailable.
-    pub why: Option<String>,
+    pub why: Option<Reason>,
     /// The reasons that were logged while it is unavailable.
     #[serde(skip)]
     pub logged: LoggedReasons,
@@ -298,7 +306,7 @@ impl ServerView {
 pub struct ReconcilerView {
     pub running: bool,
     /// The reason why it does not run; `None` before the first attempt to start it.
-    pub why: Option<String>,
+    pub why: Option<Reason>,
     /// The reasons that were logged since it last ran.
     #[serde(skip)]
     pub logged: LoggedReasons,
@@ -373,11 +381,15 @@ fn findings_of(failing: &[FailingView]) -> Vec<FindingView> {
         if steps[0].step == COUNTING {
             continue;
         }
-        let advice = if steps.iter().any(|one| one.blocks_hits) {
-            "Hits wait in Redis meanwhile. `counterfoil check` names missing privileges, tables and columns"
+        let (effect, default) = if steps.iter().any(|one| one.blocks_hits) {
+            let default = "`counterfoil check` names missing privileges, tables and columns";
+            ("Hits wait in Redis meanwhile. ", default)
         } else {
-            "The step is retried until it succeeds"
+            ("", "The step is retried until it succeeds")
         };
+        let advice = steps[0].error.advice.as_ref();
+        let what_to_do = advice.map_or(default, |advice| &advice.what_to_do);
+        let advice = with_commands(&format!("{effect}{what_to_do}"));
         let since = steps.iter().map(|one| one.since).min();
         findings.push(FindingView {
             finding: Finding::new(Severity::Error, subject(&steps), error, advice),
@@ -424,7 +436,7 @@ impl Look {
 #[derive(Clone, Serialize)]
 pub struct RefusedFamily {
     pub family: String,
-    pub reason: String,
+    pub reason: Reason,
 }
 
 /// A set-back of a server, as far as it concerns a family.

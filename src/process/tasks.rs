@@ -8,6 +8,7 @@ use futures_util::future::{join_all, try_join_all};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
+use tracing::Instrument;
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -104,13 +105,14 @@ pub struct Background {
 }
 
 impl Background {
-    /// Spawns the task. `run` receives the channel that tells it to stop.
+    /// Spawns the task in the current span, in which a program with several pairs can name its pair.
+    /// `run` receives the channel that tells it to stop.
     pub fn start<F>(run: impl FnOnce(watch::Receiver<bool>) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
     {
         let (stop, stopping) = watch::channel(false);
-        let task = tokio::spawn(run(stopping));
+        let task = tokio::spawn(run(stopping).in_current_span());
         Background { stop, task }
     }
 

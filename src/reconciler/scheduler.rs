@@ -9,6 +9,7 @@ use futures_util::FutureExt;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tracing::Instrument;
 
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
@@ -103,9 +104,9 @@ impl Scheduler {
     /// Runs until it is stopped, and finishes what it holds.
     pub async fn run(mut self, scope: Scope) {
         let mut beside = JoinSet::new();
-        beside.spawn(registry::serve_families(self.flusher.clone(), scope));
-        beside.spawn(server_watch::watch_servers(self.flusher.clone()));
-        beside.spawn(rejects::retry_rejects(self.flusher.clone()));
+        beside.spawn(registry::serve_families(self.flusher.clone(), scope).in_current_span());
+        beside.spawn(server_watch::watch_servers(self.flusher.clone()).in_current_span());
+        beside.spawn(rejects::retry_rejects(self.flusher.clone()).in_current_span());
         let shared = self.flusher.shared.clone();
         let mut stopping = self.flusher.stop.clone();
         let mut measure = interval(MEASURE);
@@ -197,13 +198,17 @@ impl Scheduler {
         if !families.is_empty() {
             let flusher = self.flusher.clone();
             let swept = async move { sweep::sweep(&flusher, &families, false).await };
-            self.tasks.spawn(swept.map(TaskResult::Sweep));
+            self.spawn(swept.map(TaskResult::Sweep));
         }
         for some in due.chunks(ROTATE) {
             let (flusher, some) = (self.flusher.clone(), some.to_vec());
             let rotated = async move { flush::rotate(&flusher, &some, Cut::WhenDue).await };
-            self.tasks.spawn(rotated.map(TaskResult::Rotation));
+            self.spawn(rotated.map(TaskResult::Rotation));
         }
+    }
+
+    fn spawn(&mut self, task: impl Future<Output = TaskResult> + Send + 'static) {
+        self.tasks.spawn(task.in_current_span());
     }
 
     /// Starts the upkeep of the family.
@@ -214,7 +219,7 @@ impl Scheduler {
             .or_default()
             .is_multiple_of(STRAYS);
         let (flusher, permits) = (self.flusher.clone(), self.permits.clone());
-        self.tasks.spawn(async move {
+        self.spawn(async move {
             let _permit = permits.acquire().await;
             // boxed, so that thousands of waiting tasks stay small
             let strays = Box::pin(upkeep::upkeep(&flusher, family, finds_strays));
@@ -242,7 +247,7 @@ impl Scheduler {
             };
             self.flushing.insert(number, flush);
             let flusher = self.flusher.clone();
-            self.tasks.spawn(async move {
+            self.spawn(async move {
                 let ended = caught(flush::flush(&flusher, taken).map(Ok)).await;
                 let all = ended.unwrap_or_else(|error| {
                     let failed = |id| (id, Err(error.clone()));

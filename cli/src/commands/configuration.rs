@@ -8,13 +8,15 @@ use serde_json::json;
 
 use super::Context;
 use crate::arguments::Arguments;
-use crate::config::{EXAMPLE, FamilyConfig};
+use crate::config::{Config, EXAMPLE, FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
-/// Prints the pairs and their families. Reading the configuration was the check.
+/// Prints the pairs and their families, and what is left of the example. Reading the configuration
+/// was the check.
 pub fn check(context: &Context) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
+    let mut has_warnings = false;
     for pair in &context.config.pairs {
         let name = &pair.name;
         let families: Vec<_> = pair.families.iter().map(FamilyConfig::name).collect();
@@ -27,7 +29,16 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
         lines.extend(overlaps.iter().map(|[specific, other]| {
             format!("pair {name}: {specific} takes precedence over {other}")
         }));
-        json.push(json!({"pair": name, "families": families, "overlaps": overlaps}));
+        let warnings = left_of_example(pair);
+        has_warnings |= !warnings.is_empty();
+        lines.extend(
+            warnings
+                .iter()
+                .map(|left| format!("pair {name}: warning: {left}")),
+        );
+        json.push(json!({
+            "pair": name, "families": families, "overlaps": overlaps, "warnings": warnings,
+        }));
     }
     let doubt = context
         .config
@@ -39,7 +50,40 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
         None => "the configuration is valid".to_owned(),
     });
     context.output.print(&json, |_| lines)?;
-    Ok(Exit::warning_if(doubt.is_some()))
+    Ok(Exit::warning_if(doubt.is_some() || has_warnings))
+}
+
+/// Returns what a pair still has of the example: the addresses, and families whose tables are the
+/// example's.
+fn left_of_example(pair: &PairConfig) -> Vec<String> {
+    let mut left = Vec::new();
+    // the example is valid, as a test shows
+    let Some(example) = Config::example() else {
+        return left;
+    };
+    for of_example in &example.pairs {
+        // a server may happen to have one of them
+        let addresses = |pair: &PairConfig| {
+            let redis = pair.redis.servers.first().map(|info| info.addr().clone());
+            (redis, pair.mysql.get_host().to_owned())
+        };
+        if addresses(pair) == addresses(of_example) {
+            left.push("redis and mysql have the addresses of the example".to_owned());
+        }
+        let is_left = |family: &&FamilyConfig| {
+            let mut others = of_example.families.iter();
+            others.any(|other| family.has_table_of(other))
+        };
+        let families: Vec<_> = pair.families.iter().filter(is_left).collect();
+        if !families.is_empty() {
+            let names: Vec<_> = families.iter().map(|family| family.name()).collect();
+            left.push(format!(
+                "of the example, with its tables: {}. Replace them by your own families",
+                names.join(", ")
+            ));
+        }
+    }
+    left
 }
 
 /// Returns each two descriptions that apply to the same family, the one with precedence first.

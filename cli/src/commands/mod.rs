@@ -24,9 +24,10 @@ use crate::arguments::{Arguments, Command, FamilyCommand, Scripts};
 use crate::config::{Config, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::families;
-use crate::limits::in_time;
-use crate::output::Output;
+use crate::limits::{TIMEOUT, with_timeout};
+use crate::output::{Output, show_config};
 use crate::pair;
+use crate::reason::Reason;
 
 /// The advice for a Redis that cannot be reached.
 const CONNECT_ADVICE: &str = "Check that Redis is running, and its address and password";
@@ -110,10 +111,16 @@ pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
         .map_err(Failure::of_pair(&pair.name))
 }
 
+/// Returns the advice about a Redis that was not connected to.
+fn connect_advice(why: &Reason) -> &str {
+    let advice = why.advice.as_ref();
+    advice.map_or(CONNECT_ADVICE, |advice| &advice.what_to_do)
+}
+
 async fn try_connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
-    in_time(pair::connect(pair))
+    with_timeout(TIMEOUT, pair::connect(pair))
         .await
-        .map_err(|why| Failure::critical(format!("{why}. {CONNECT_ADVICE}")))
+        .map_err(|why| Failure::critical(format!("{why}. {}", connect_advice(&why))))
 }
 
 /// Runs the command.
@@ -125,6 +132,7 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         command,
     } = arguments;
     let output = Output { json };
+    show_config(&config);
     let context = || Context::read(&config, pair, output);
     match command {
         Command::Run => crate::daemon::run(context()?.config, &config).await,

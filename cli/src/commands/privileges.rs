@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use counterfoil::Family;
 use counterfoil::admin::{self, Role, acl_rules, grant};
 use counterfoil::store::Registration;
+use indexmap::IndexSet;
 use serde_json::json;
 
 use super::Context;
@@ -20,11 +21,46 @@ use crate::pair;
 /// them: it shows the passwords of the server.
 const OF_DAEMON: [&str; 2] = ["+info", "+ping"];
 
+/// The daemon's user, unless the configuration names another one.
+const DAEMON: &str = "counterfoil";
+/// The users that have all rights after an installation. The daemon may use them, but the lines are
+/// for another one.
+const ADMINISTRATORS: [&str; 2] = ["default", "root"];
+
+/// Returns the user to whom the privileges are given, where the daemon logs in as `own`. Refuses the
+/// daemon's user for another role: the line of an ACL would replace its rules.
+fn user(of: &PrivilegesOf, own: &str) -> Result<String, Failure> {
+    let daemon = if ADMINISTRATORS.contains(&own) || own.is_empty() {
+        DAEMON
+    } else {
+        own
+    };
+    let ending = match of.role {
+        RoleName::Daemon => return Ok(of.user.clone().unwrap_or_else(|| daemon.to_owned())),
+        RoleName::Writer => "writer",
+        RoleName::Reader => "reader",
+        RoleName::Application => "app",
+    };
+    let other = format!("{daemon}-{ending}");
+    let Some(user) = &of.user else {
+        return Ok(other);
+    };
+    // an account of MySQL with a host may be taken for the daemon's, too
+    let name = user.rsplit_once('@').map_or(&**user, |(name, _)| name);
+    if [own, daemon].contains(&name) {
+        return Err(Failure::usage(format!(
+            "{user} is the daemon's user, which needs the privileges of the role `daemon`: name another \
+             one, such as --user {other}"
+        )));
+    }
+    Ok(user.clone())
+}
+
 /// Prints the rules of an ACL.
 pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in &context.config.pairs {
-        let (name, user) = (&pair.name, &of.user);
+        let (name, user) = (&pair.name, user(of, pair.redis.user())?);
         let rules = rules(pair, of.role).await?;
         lines.push(format!(
             "# pair {name}: replace PASSWORD; run it on every server, also on replicas"
@@ -70,35 +106,39 @@ async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure
 pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in &context.config.pairs {
-        let name = &pair.name;
-        let statements = statements(pair, of).await?;
+        let (name, user) = (&pair.name, user(of, pair.mysql.get_username())?);
+        let statements = statements(pair, of.role, &user).await?;
         lines.push(if statements.is_empty() {
             format!("-- pair {name}: needs no privileges in MySQL")
         } else {
             format!("-- pair {name}: run as a user with GRANT OPTION")
         });
-        json.push(json!({"pair": name, "user": of.user, "lines": statements}));
+        json.push(json!({"pair": name, "user": user, "lines": statements}));
         lines.extend(statements);
     }
     context.output.print(&json, |_| lines)
 }
 
-async fn statements(pair: &PairConfig, of: &PrivilegesOf) -> Result<Vec<String>, Failure> {
+/// Returns the statements for a user, each once: two roles, or two recounts, may need the same one.
+async fn statements(
+    pair: &PairConfig,
+    role: RoleName,
+    user: &str,
+) -> Result<IndexSet<String>, Failure> {
     let schema = pair.mysql.get_database().unwrap_or_default();
     let (mut all, patterns) = read_families(pair).await?;
     for pattern in patterns {
         all.push(pattern.sample()?);
     }
-    let mut lines = Vec::new();
-    for role in of.role.roles() {
-        lines.extend(admin::grants(&all, *role, schema, &of.user));
+    let mut lines = IndexSet::new();
+    for role in role.roles() {
+        lines.extend(admin::grants(&all, *role, schema, user));
     }
-    lines.dedup();
-    if let RoleName::Daemon = of.role {
+    if let RoleName::Daemon = role {
         for family in &pair.families {
             let recount = family.recount.as_ref();
             lines.extend(recount.map(|recount| match &recount.settings.table {
-                Some(table) => grant("SELECT", table, schema, &of.user),
+                Some(table) => grant("SELECT", table, schema, user),
                 None => format!(
                     "-- {} is recounted by its own SQL: grant SELECT on its tables",
                     family.name()
@@ -106,7 +146,7 @@ async fn statements(pair: &PairConfig, of: &PrivilegesOf) -> Result<Vec<String>,
             }));
         }
         if pair.create_tables {
-            lines.push(grant("CREATE", "*", schema, &of.user));
+            lines.insert(grant("CREATE", "*", schema, user));
         }
     }
     Ok(lines)

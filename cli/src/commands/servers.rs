@@ -9,13 +9,15 @@ use counterfoil::{Counterfoil, Family, MysqlStore};
 use futures_util::future::{join, join3};
 use serde_json::json;
 
-use super::{CONNECT_ADVICE, Context};
+use super::{Context, connect_advice};
 use crate::config::{FamilyConfig, PairConfig, mysql_transport};
 use crate::exit::{Exit, Failure};
 use crate::families;
-use crate::limits::{CHECK_ADVICE, CHECK_TIMEOUT, in_time, with_timeout};
+use crate::limits::{CHECK_ADVICE, CHECK_TIMEOUT, TIMEOUT, in_time, with_timeout};
 use crate::output::Output;
 use crate::pair;
+use crate::reason::Reason;
+use crate::view::advised;
 
 /// Prints the SQL of counterfoil's own tables.
 pub fn print_schema(output: Output) -> Result<Exit, Failure> {
@@ -62,7 +64,7 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
         let name = &pair.name;
         let (checked, redis, mysql) =
             join3(check_pair(pair), redis_tls(pair), mysql_tls(pair)).await;
-        let findings = checked?;
+        let findings: Vec<_> = checked?.into_iter().map(advised).collect();
         if findings.is_empty() {
             lines.push(format!("pair {name}: no findings"));
         }
@@ -109,7 +111,7 @@ fn error(subject: impl Into<String>, message: String, advice: &str) -> Finding {
 pub async fn check_pair(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
     let store = pair::store(pair)?;
     let (connected, read) = join(
-        in_time(pair::connect(pair)),
+        with_timeout(TIMEOUT, pair::connect(pair)),
         in_time(families::read_registered(&store)),
     )
     .await;
@@ -183,7 +185,7 @@ fn described_by<'r>(
 
 /// Checks both servers over a connection to Redis, or reports that there is none.
 async fn check_servers(
-    connected: &Result<Counterfoil, String>,
+    connected: &Result<Counterfoil, Reason>,
     registered: Vec<Registration>,
     new: &[Family],
 ) -> Result<Vec<Finding>, Failure> {
@@ -191,7 +193,7 @@ async fn check_servers(
         Ok(counterfoil) => counterfoil,
         Err(why) => {
             let message = format!("unavailable: {why}");
-            return Ok(vec![error("redis", message, CONNECT_ADVICE)]);
+            return Ok(vec![error("redis", message, connect_advice(why))]);
         }
     };
     for registered in registered {

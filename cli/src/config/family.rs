@@ -3,12 +3,13 @@
 use std::num::NonZeroU32;
 
 use counterfoil::recount::{RecountIds, Rows, Source};
-use counterfoil::{Error, ErrorKind, Family, FamilySettings};
+use counterfoil::{Error, ErrorKind, Family, FamilySettings, MysqlStore};
 use serde::Deserialize;
+use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeValue, ValueDeserializer};
 
-use super::{PairConfig, Time, Wrong};
+use super::{PairConfig, Time, Wrong, mysql, unknown};
 
 /// A family, or one in each namespace that matches a pattern.
 #[derive(Clone)]
@@ -145,6 +146,13 @@ impl FamilyConfig {
         }
     }
 
+    /// Returns whether both have the same name and the same table.
+    pub fn has_table_of(&self, other: &FamilyConfig) -> bool {
+        let table = |config: &FamilyConfig| config.sample().ok()?.table().cloned();
+        let own = table(self);
+        self.name() == other.name() && own.is_some() && own == table(other)
+    }
+
     /// Returns the family in a sample namespace that matches, for a use of what all families of a
     /// pattern share.
     pub fn sample(&self) -> Result<Family, Error> {
@@ -176,13 +184,19 @@ impl FamilyConfig {
         let at = entry.span();
         let header = Header::deserialize(ValueDeserializer::from(entry.clone()))?;
         let mut rest = entry.into_inner();
+        let mut kind = None;
         if let DeValue::Table(table) = &mut rest {
             for name in ["name", "pair", "recount"] {
                 table.remove(name);
             }
+            let written = table.get("kind").and_then(|kind| kind.get_ref().as_str());
+            kind = written.map(str::to_owned);
         }
         let deserializer = ValueDeserializer::from(Spanned::new(at.clone(), rest));
-        let settings = FamilySettings::deserialize(deserializer)?;
+        let settings = FamilySettings::deserialize(deserializer).map_err(|error| Wrong {
+            message: unknown::in_family(error.message(), kind.as_deref()),
+            ..Wrong::from(error.clone())
+        })?;
         let name = header.name.clone();
         FamilyConfig::add(header, settings, pairs).map_err(|what| Wrong {
             message: format!("family {name:?}: {what}"),
@@ -218,6 +232,7 @@ impl FamilyConfig {
             settings: settings.or_durability(pair.durability),
         };
         let sample = config.sample().map_err(|error| format!("{error:#}"))?;
+        refuse_foreign_table(&sample)?;
         if let Some(Recount { source, .. }) = &config.recount {
             if !["buffered", "cached"].contains(&sample.kind()) {
                 return Err("only buffered and cached counters are recounted".to_owned());
@@ -231,6 +246,29 @@ impl FamilyConfig {
             return Err(format!("is described twice for pair {:?}", pair.name));
         }
         pair.families.push(config);
+        Ok(())
+    }
+}
+
+/// Refuses a table that is no table of the application's: hits would overwrite what counterfoil or
+/// the server keeps there.
+fn refuse_foreign_table(family: &Family) -> Result<(), String> {
+    let settings: Value = serde_json::from_str(&family.settings()).unwrap_or_default();
+    let Some(name) = settings["table"]["name"].as_str() else {
+        return Ok(());
+    };
+    let (schema, table) = name.rsplit_once('.').unwrap_or(("", name));
+    let own = MysqlStore::schema().split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    if mysql::is_system_schema(schema) {
+        Err(format!("table {name:?} is the server's own"))
+    } else if own
+        .filter(|word| word.starts_with("counterfoil_"))
+        .any(|own| own.eq_ignore_ascii_case(table))
+    {
+        Err(format!(
+            "table {name:?} is counterfoil's own: without `table` the values are in counterfoil_values"
+        ))
+    } else {
         Ok(())
     }
 }

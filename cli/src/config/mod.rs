@@ -10,6 +10,7 @@ mod pair;
 mod redis;
 mod secret;
 mod tls;
+mod unknown;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
@@ -183,7 +184,7 @@ struct Wrong {
 impl From<toml::de::Error> for Wrong {
     fn from(error: toml::de::Error) -> Self {
         Wrong {
-            message: error.message().to_owned(),
+            message: unknown::with_nearest(error.message()),
             at: error.span().unwrap_or_default(),
         }
     }
@@ -207,6 +208,11 @@ impl Config {
             let line = before.matches('\n').count() + 1;
             format!("{file}:{line}: {message}")
         })
+    }
+
+    /// Returns the configuration of the [`EXAMPLE`].
+    pub fn example() -> Option<Config> {
+        Config::parse(EXAMPLE, &Secrets(Path::new(""))).ok()
     }
 
     fn parse(text: &str, secrets: &Secrets<'_>) -> Result<Config, Wrong> {

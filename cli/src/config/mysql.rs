@@ -21,10 +21,18 @@ pub fn options(
     let mut options = text
         .into_mysql_options()
         .map_err(|error| format!("mysql: {error:#}"))?;
-    if options.get_database().is_none() {
+    let Some(database) = options.get_database() else {
         return Err("mysql names no database: expected mysql://USER@HOST/DATABASE".to_owned());
+    };
+    if is_system_schema(database) {
+        return Err(format!(
+            "mysql names the database {database}, which is the server's own: create another one"
+        ));
     }
     let url = Url::parse(text).map_err(|error| format!("mysql: {error}"))?;
+    if url.fragment().is_some() {
+        return Err("mysql: the URL has a #, which is written as %23 in a password".to_owned());
+    }
     if let Some(cert) = find_file(&url, "ssl-cert", secrets, prefix)? {
         options = options.ssl_client_cert(cert);
     }
@@ -54,6 +62,13 @@ pub fn options(
         )),
         _ => Ok(options),
     }
+}
+
+/// Returns whether a schema is one of the server's own. Their names have any case.
+pub fn is_system_schema(name: &str) -> bool {
+    ["information_schema", "mysql", "performance_schema", "sys"]
+        .iter()
+        .any(|own| name.eq_ignore_ascii_case(own))
 }
 
 /// Returns the file of a parameter, such as `ssl-ca`: as written in the URL, or a credential.

@@ -33,15 +33,16 @@ impl TryFrom<toml::Value> for RedisUrls {
 /// Parses a URL. The error does not show it.
 fn parse(url: toml::Value) -> Result<ConnectionInfo, String> {
     let SecretText(text) = SecretText::try_from(url)?;
-    let info = text
-        .into_connection_info()
-        .map_err(|error| format!("expected the URL of a Redis: {error:#}"))?;
-    if let ConnectionAddr::TcpTls { insecure: true, .. } = info.addr() {
-        return Err(
-            "#insecure is not supported: name the server's authority in redis_ca".to_owned(),
-        );
+    // without TLS, the redis crate ignores a fragment, which may be the end of a password
+    match text.split_once('#') {
+        Some((_, "insecure")) => {
+            Err("#insecure is not supported: name the server's authority in redis_ca".to_owned())
+        }
+        Some(_) => Err("the URL has a #, which is written as %23 in a password".to_owned()),
+        None => text
+            .into_connection_info()
+            .map_err(|error| format!("expected the URL of a Redis: {error:#}")),
     }
-    Ok(info)
 }
 
 /// The address of Redis, with the credentials.
@@ -83,6 +84,14 @@ impl RedisPlace {
         self.servers
             .first()
             .map_or(0, |info| info.redis_settings().db())
+    }
+
+    /// Returns the user of the servers; "default" is Redis's own name for connections without one.
+    pub fn user(&self) -> &str {
+        self.servers
+            .first()
+            .and_then(|info| info.redis_settings().username())
+            .unwrap_or("default")
     }
 
     /// Sets the password of the servers, not that of the sentinels.

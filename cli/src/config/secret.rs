@@ -54,19 +54,26 @@ impl Secrets<'_> {
         credential.exists().then_some(credential)
     }
 
-    /// Returns the text of the file of the setting `name`, without the final line break.
+    /// Returns the text of the file of the setting `name`, without a byte order mark and the final
+    /// line break. An empty file is an error: it is a secret that was not written yet.
     pub fn read(&self, name: &str, written: Option<PathBuf>) -> Result<Option<String>, String> {
-        let Some(file) = self.file(name, written) else {
+        let Some(path) = self.file(name, written) else {
             return Ok(None);
         };
-        let text = fs::read_to_string(&file)
-            .map_err(|error| format!("{name}: {} was not read: {error:#}", file.display()))?;
-        Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+        let file = path.display();
+        let text = fs::read_to_string(&path)
+            .map_err(|error| format!("{name}: {file} was not read: {error:#}"))?;
+        let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
+        match text.trim_end_matches(['\r', '\n']) {
+            "" => Err(format!("{name}: the file {file} is empty")),
+            text => Ok(Some(text.to_owned())),
+        }
     }
 
     /// Returns the secret `name`, such as `main_mysql_password`. The first of these that exists has
     /// it: the value written in the configuration, the file that the configuration names, the
-    /// systemd credential of this name, the variable `COUNTERFOIL_MAIN_MYSQL_PASSWORD`.
+    /// systemd credential of this name, the variable `COUNTERFOIL_MAIN_MYSQL_PASSWORD`. An empty one
+    /// is an error, because the server would refuse it with a less clear one.
     pub fn find(
         &self,
         name: &str,
@@ -75,11 +82,28 @@ impl Secrets<'_> {
     ) -> Result<Option<String>, String> {
         match (written, file) {
             (Some(_), Some(_)) => Err(format!("{name} and {name}_file are both given")),
-            (Some(SecretText(written)), None) => Ok(Some(written)),
-            (None, file) => {
-                let variable = format!("COUNTERFOIL_{}", name.to_uppercase());
-                Ok(self.read(name, file)?.or_else(|| env::var(variable).ok()))
+            (Some(SecretText(written)), None) if written.is_empty() => {
+                Err(format!("{name} is empty: remove it if there is none"))
             }
+            (Some(SecretText(written)), None) => Ok(Some(written)),
+            (None, file) => match self.read(name, file)? {
+                Some(text) => Ok(Some(text)),
+                None => variable(&format!("COUNTERFOIL_{}", name.to_uppercase())),
+            },
         }
+    }
+}
+
+/// Returns the secret in an environment variable, if that is set.
+fn variable(name: &str) -> Result<Option<String>, String> {
+    let Some(value) = env::var_os(name) else {
+        return Ok(None);
+    };
+    match value.into_string() {
+        Ok(text) if text.is_empty() => Err(format!(
+            "the environment variable {name} is empty: unset it if there is none"
+        )),
+        Ok(text) => Ok(Some(text)),
+        Err(_) => Err(format!("the environment variable {name} is not UTF-8")),
     }
 }

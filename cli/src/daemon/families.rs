@@ -30,8 +30,9 @@ pub struct Families {
     pub config: PairConfig,
     counterfoil: Counterfoil,
     opened: BTreeSet<String>,
-    /// Families that were not opened, each with the reason.
-    refused: BTreeMap<String, (String, LoggedReasons)>,
+    /// Families that were not opened, each with the last reason, and the kinds of reasons that were
+    /// logged.
+    refused: BTreeMap<String, (Reason, LoggedReasons)>,
     recounters: HashMap<String, Recounter>,
     /// Families that clients announced, that are not configured, and that were logged.
     strangers: BTreeSet<String>,
@@ -267,12 +268,13 @@ impl Families {
                 }
                 Err(error) => {
                     let reason = Reason::from(error);
-                    let text = &reason.text;
-                    let (known, logged) = self.refused.entry(name.clone()).or_default();
-                    known.clone_from(text);
+                    let before = self.refused.remove(&name);
+                    let mut logged = before.map(|(_, logged)| logged).unwrap_or_default();
                     if logged.note(&reason) {
-                        tracing::error!(pair, family = name, error = text, "family was not opened");
+                        let error = &reason.text;
+                        tracing::error!(pair, family = name, error, "family was not opened");
                     }
+                    self.refused.insert(name, (reason, logged));
                 }
             }
         }

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use counterfoil::{Error, ErrorKind};
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::select;
@@ -30,6 +31,7 @@ use crate::config::{Config, HttpConfig, LogFormat, PairConfig, forbid_core_dumps
 use crate::exit::{Exit, Failure};
 use crate::http::{self, App};
 use crate::metrics;
+use crate::reason::Reason;
 use crate::signals;
 use crate::state::PairState;
 use crate::view::ReconcilerView;
@@ -106,15 +108,17 @@ async fn run_pair(mut worker: Worker) {
         let mut run = tokio::spawn(worker.clone().run());
         let changed = select! {
             ended = &mut run => {
-                let why = match ended {
+                let error = match ended {
                     Ok(Ok(())) => return,
-                    Ok(Err(error)) => format!("{error:#}"),
-                    Err(panicked) => panicked.to_string(),
+                    Ok(Err(error)) => error,
+                    Err(panicked) => Error::new(ErrorKind::Closed, panicked.to_string()),
                 };
-                tracing::error!(pair = worker.config.name, error = why, "the worker ended, will restart");
+                let (pair, why) = (&worker.config.name, format!("{error:#}"));
+                tracing::error!(pair, error = why, "the worker ended, will restart");
                 worker.state.update(|view| {
+                    let why = Reason::new(format!("the worker ended: {why}"), &error);
                     view.reconciler = ReconcilerView {
-                        why: Some(format!("the worker ended: {why}")),
+                        why: Some(why),
                         ..ReconcilerView::default()
                     };
                 });

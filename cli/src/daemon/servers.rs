@@ -75,14 +75,14 @@ impl Server {
                 }
                 Err(reason) => {
                     let mut logged = before.logged;
-                    let why = reason.text.as_str();
                     if logged.note(&reason) {
+                        let why = reason.text.as_str();
                         tracing::error!(pair, server, why, families_waiting, "unavailable");
                     }
                     ServerView {
                         since,
                         version: before.version,
-                        why: Some(reason.text),
+                        why: Some(reason),
                         logged,
                         ..ServerView::default()
                     }

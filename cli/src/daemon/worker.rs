@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::failing::{self, FailingLog};
 use super::families::Families;
@@ -242,14 +243,13 @@ impl ConnectedWorker {
     /// Publishes and logs why the reconciler does not run.
     fn report_not_running(&self, reason: Reason) {
         let mut is_new = false;
-        let why = reason.text.as_str();
         self.state.update(|view| {
             is_new = view.reconciler.logged.note(&reason);
             view.reconciler.running = false;
-            view.reconciler.why = Some(why.to_owned());
+            view.reconciler.why = Some(reason.clone());
             view.set_failing(Vec::new());
         });
-        let pair = &self.config.name;
+        let (pair, why) = (&self.config.name, reason.text.as_str());
         systemd::set_status(pair, why);
         if is_new {
             tracing::error!(pair, error = why, "start failed, will retry");
@@ -283,7 +283,9 @@ impl ConnectedWorker {
                 }
             }
         }
-        self.reconciler = Some(builder.start().await?);
+        // the library's log lines name the pair, too; at any level of the filter
+        let span = tracing::error_span!("reconciler", pair = self.config.name);
+        self.reconciler = Some(builder.start().instrument(span).await?);
         self.state.update(|view| {
             view.reconciler.running = true;
             view.reconciler.why = None;

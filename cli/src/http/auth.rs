@@ -145,7 +145,7 @@ impl Refusal {
         let reply = match next {
             Some(next) => login::form(status, why, next),
             None => ErrorReply::new(status, why)
-                .advise("send the header Authorization: Bearer TOKEN; a browser shows a form at /")
+                .advise("Send the header Authorization: Bearer TOKEN; a browser shows a form at /")
                 .into_response(),
         };
         match self {
@@ -165,7 +165,7 @@ pub async fn require_host(State(app): AppState, request: Request, next: Next) ->
     }
     let unknown = "the host name of the request is unknown";
     ErrorReply::new(StatusCode::MISDIRECTED_REQUEST, unknown)
-        .advise("add it to `hosts` in the configuration, or use localhost or an IP address")
+        .advise("Add it to `hosts` in the configuration, or use localhost or an IP address")
         .into_response()
 }
 

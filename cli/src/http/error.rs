@@ -7,6 +7,9 @@ use axum::response::{IntoResponse, Response};
 use counterfoil::{Error, ErrorKind};
 use serde::Serialize;
 
+use crate::output::with_commands;
+use crate::reason::Advice;
+
 /// An error reply, with advice if there is any.
 #[derive(Clone, Serialize)]
 pub struct ErrorReply {
@@ -14,7 +17,7 @@ pub struct ErrorReply {
     pub status: StatusCode,
     pub error: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub what_to_do: Option<&'static str>,
+    pub what_to_do: Option<String>,
     /// The seconds after which the client may send the request again.
     #[serde(skip)]
     retry_after: Option<u32>,
@@ -54,9 +57,9 @@ impl ErrorReply {
         }
     }
 
-    pub fn advise(self, what: &'static str) -> Self {
+    pub fn advise(self, what: &str) -> Self {
         ErrorReply {
-            what_to_do: Some(what),
+            what_to_do: Some(with_commands(what)),
             ..self
         }
     }
@@ -64,36 +67,26 @@ impl ErrorReply {
 
 impl From<Error> for ErrorReply {
     fn from(error: Error) -> Self {
-        let (status, advice) = match error.kind() {
-            ErrorKind::InvalidInput => (StatusCode::BAD_REQUEST, None),
-            ErrorKind::Range => (
-                StatusCode::UNPROCESSABLE_ENTITY,
-                Some("correct the row: a value is a signed 64-bit number"),
-            ),
-            ErrorKind::Mismatch => (
-                StatusCode::CONFLICT,
-                Some("run `counterfoil check` to compare the family's settings"),
-            ),
-            ErrorKind::AccessDenied => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                Some("grant what `counterfoil acl daemon` and `counterfoil grants daemon` print"),
-            ),
-            ErrorKind::Redis
+        let status = match error.kind() {
+            ErrorKind::InvalidInput => StatusCode::BAD_REQUEST,
+            ErrorKind::Range => StatusCode::UNPROCESSABLE_ENTITY,
+            ErrorKind::Mismatch => StatusCode::CONFLICT,
+            ErrorKind::AccessDenied
+            | ErrorKind::Redis
             | ErrorKind::Store
             | ErrorKind::Busy
             | ErrorKind::Closed
-            | ErrorKind::Unsafe => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                Some("retry later; the status page shows the state of the servers"),
-            ),
-            _ => (
-                StatusCode::INTERNAL_SERVER_ERROR,
-                Some("run `counterfoil check`"),
-            ),
+            | ErrorKind::Unsafe => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
-        ErrorReply {
-            what_to_do: advice,
-            ..ErrorReply::new(status, format!("{error:#}"))
+        let reply = ErrorReply::new(status, format!("{error:#}"));
+        // a client can do nothing about the servers
+        if error.is_retryable() || error.kind() == ErrorKind::Closed {
+            return reply.advise("Retry later; the status page shows the state of the servers");
+        }
+        match Advice::about(&error) {
+            Some(advice) => reply.advise(&advice.what_to_do),
+            None => reply,
         }
     }
 }

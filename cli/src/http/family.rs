@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use axum::http::StatusCode;
 use counterfoil::store::Registration;
-use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Family, Series};
+use counterfoil::{AnyCounters, Counterfoil, ErrorKind, Family, Series};
 use tokio::sync::SemaphorePermit;
 
 use super::error::ErrorReply;
@@ -27,7 +28,7 @@ pub fn connected(pair: &PairState) -> Result<Counterfoil, ErrorReply> {
     let connected = pair.connected.borrow().clone();
     connected.ok_or_else(|| {
         ErrorReply::unavailable(format!("pair {}: not connected to Redis yet", pair.name))
-            .advise("the status page shows the state of the servers")
+            .advise("The status page shows the state of the servers")
     })
 }
 
@@ -68,7 +69,7 @@ async fn unknown(counterfoil: &Counterfoil, name: &str) -> ErrorReply {
         return ErrorReply::unavailable(format!("family {name:?} is not in MySQL yet"));
     }
     ErrorReply::not_found(format!("no family {name:?}"))
-        .advise("see /api/v1/families for all families")
+        .advise("See /api/v1/families for all families")
 }
 
 impl App {
@@ -102,7 +103,7 @@ impl App {
             (None, Some(only), None) => Ok(only),
             (None, None, _) if self.pairs.len() > 1 => {
                 let reply = ErrorReply::not_found(format!("no family {family:?} is configured"));
-                Err(reply.advise("name its pair if another program opens it"))
+                Err(reply.advise("Name its pair if another program opens it"))
             }
             _ => self.pair(pair),
         }
@@ -135,7 +136,9 @@ impl App {
                 let differs = format!(
                     "{name}: the daemon has it open with other settings than the database has"
                 );
-                return Err(Error::new(ErrorKind::Mismatch, differs).into());
+                let reply = ErrorReply::new(StatusCode::CONFLICT, differs);
+                let advice = "Configure what the database has, and reload or restart the daemon";
+                return Err(reply.advise(advice));
             }
             (_, Some(opened)) => opened,
             (Some(registered), None) if pair.serve.includes(registered.family.namespace()) => {
@@ -147,7 +150,7 @@ impl App {
                 Some(declared) => families::open(&counterfoil, &declared, name).await?,
                 None if registered.is_some() => {
                     let other = format!("this daemon does not serve family {name}");
-                    let advice = "use `counterfoil get`, or add it to `serve`";
+                    let advice = "Use `counterfoil get`, or add it to `serve`";
                     return Err(ErrorReply::not_found(other).advise(advice));
                 }
                 None => return Err(unknown(&counterfoil, name).await),

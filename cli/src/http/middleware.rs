@@ -47,7 +47,7 @@ pub async fn time_limit(request: Request, next: Next) -> Response {
     let reply = tokio::time::timeout(TIME_LIMIT, next.run(request)).await;
     reply.unwrap_or_else(|_| {
         ErrorReply::unavailable(format!("no reply within {TIME_LIMIT:?}"))
-            .advise("the status page shows the state of the servers")
+            .advise("The status page shows the state of the servers")
             .into_response()
     })
 }

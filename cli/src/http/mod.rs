@@ -109,7 +109,7 @@ async fn read_permit(pair: &PairState) -> Result<SemaphorePermit<'_>, ErrorReply
     match timeout(QUEUE_TIME, pair.reads.acquire()).await {
         Ok(Ok(permit)) => Ok(permit),
         _ => Err(ErrorReply::overloaded("too many reads at a time")
-            .advise("retry later, or send some requests to another daemon")),
+            .advise("Retry later, or send some requests to another daemon")),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Outages, and what each surface of the daemon says about them: status page, API, `status`,
 //! metrics, readiness and log.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use counterfoil::{BufferedCounters, Counterfoil, Durability, Family, MysqlStore};
@@ -544,8 +545,24 @@ async fn outages_of_single_families(stage: &Stage) {
             log: &["fails, will retry", "search for hits", "shop/denied"],
         })
         .await;
+    // a right that is missing in Redis needs another command than one that is missing in MySQL
+    let state = get(daemon, "/api/v1/state").await.json();
+    let problems = state["problems"].as_array().expect("problems").iter();
+    let commands: BTreeSet<_> = problems
+        .map(|one| (one["problem"].as_str(), one["command"].as_str()))
+        .collect();
+    for (problem, command) in [
+        ("shop/denied is broken", "counterfoil acl daemon"),
+        ("flush of shop/revoked", "counterfoil grants daemon"),
+        ("flush of shop/dropped", "counterfoil check"),
+    ] {
+        let is_found = commands.contains(&(Some(problem), Some(command)));
+        assert!(is_found, "{problem}: {commands:#?}");
+    }
     let printed = site.run(&["status"]).await.out;
     for words in [
+        "`counterfoil acl daemon`",
+        "`counterfoil grants daemon`",
         "dropped",
         "no INSERT privilege",
         "locked",

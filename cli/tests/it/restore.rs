@@ -223,7 +223,14 @@ async fn a_redis_that_is_emptied_loses_what_mysql_did_not_have_and_counts_on() {
     counted.has(13, 13).await;
     // nothing counts meanwhile, so the daemon is the first to notice
     let _: () = counted.site.redis.run("FLUSHALL").await.unwrap();
-    daemon.logs(&["does not know a family"]).await;
+    daemon
+        .logs(&[
+            "Redis does not know",
+            "pair=\"main\"",
+            "shop/views",
+            "shop/votes",
+        ])
+        .await;
 }
 
 #[tokio::test]

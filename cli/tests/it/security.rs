@@ -199,6 +199,59 @@ async fn check_reports_the_protection_of_both_servers() {
     );
 }
 
+/// `openssl req -x509` makes a certificate of an authority, which rustls does not accept of a server. The
+/// error has a line that makes one which it accepts.
+#[tokio::test]
+async fn a_self_signed_certificate_works_or_is_explained() {
+    let certificates = Certificates::issue();
+    let file = |name: &str| certificates.file(name);
+    let (ca, certificate, key) = (file("server.pem"), file("server.pem"), file("server.key"));
+    let made = async |line: &str| {
+        let run = tokio::process::Command::new("sh")
+            .args(["-c", &line.replace("HOST", "localhost")])
+            .output();
+        let made = run.await.expect("openssl runs");
+        assert!(made.status.success(), "{line}: {made:?}");
+    };
+    let usual = "openssl req -x509 -newkey rsa:2048 -nodes -days 825 -keyout server.key -out server.pem \
+                 -subj /CN=HOST -addext subjectAltName=DNS:HOST";
+    let here = |line: &str| {
+        line.replace("server.key", &key)
+            .replace("server.pem", &certificate)
+    };
+    let site = Site::without_tables().await;
+    let (mysql, client) = (&site.mysql_url, [file("client.pem"), file("client.key")]);
+    let loads = async |code: i32| {
+        let redis = RedisServer::start(RedisOptions::volatile().tls(&certificates)).await;
+        site.write(&format!(
+            "[pair.main]\nredis = \"rediss://localhost:{}\"\nredis_ca = {ca:?}\nredis_cert = {:?}\n\
+             redis_key = {:?}\nmysql = {mysql:?}\n",
+            redis.port(),
+            client[0],
+            client[1],
+        ));
+        site.ends_with(code, &["scripts", "load"]).await
+    };
+    made(&here(usual)).await;
+    let server = MysqlServer::start_tcp(Some(&certificates)).await;
+    let url = format!("mysql://shop@localhost:{}/b?ssl-ca={ca}", server.port());
+    site.write(&format!(
+        "[pair.main]\nredis = {:?}\nmysql = {url:?}\n",
+        site.redis.url()
+    ));
+    let status = site.ends_with(2, &["status"]).await.out;
+    let why = "MySQL is unavailable: ";
+    assert!(status.contains(why) && status.contains(usual), "{status}");
+    let refused = loads(2).await.err;
+    let (_, line) = refused
+        .split_once("self-signed: ")
+        .unwrap_or_else(|| panic!("{refused}"));
+    let (line, _) = line.split_once(", with").expect("the end of the line");
+    assert!(line.starts_with(usual), "{line}");
+    made(&here(line)).await;
+    loads(0).await;
+}
+
 #[tokio::test]
 async fn only_known_host_names_are_served() {
     let site = Site::new().await;
@@ -243,7 +296,7 @@ async fn only_known_host_names_are_served() {
     assert_eq!(asked("/metrics", "").await, 421);
     let stranger = "GET / HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n";
     let reply = send(&daemon, stranger.as_bytes()).await.unwrap();
-    assert!(reply.body.contains("add it to `hosts`"), "{reply:?}");
+    assert!(reply.body.contains("Add it to `hosts`"), "{reply:?}");
     assert_eq!(
         asked("http://evil.example/metrics", "Host: localhost\r\n").await,
         421
@@ -271,7 +324,7 @@ async fn other_machines_need_a_token() {
     site.ends_with(0, &["status"]).await;
     let empty = site.run_with(&["run"], &[("COUNTERFOIL_TOKEN", "")]).await;
     assert!(
-        empty.code == 3 && empty.err.contains("the token is empty"),
+        empty.code == 3 && empty.err.contains("variable COUNTERFOIL_TOKEN is empty"),
         "{empty:?}"
     );
     site.write(&format!("allow_anonymous = true\n{text}"));

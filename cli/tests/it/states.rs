@@ -65,8 +65,8 @@ async fn an_expired_certificate_is_logged_once() {
     let certificates = Certificates::issue_until(2020, 1, 1);
     let redis = RedisServer::start(RedisOptions::volatile().tls(&certificates)).await;
     let (port, ca) = (redis.port(), certificates.file("ca.pem"));
-    let (mysql, site) = alone().await;
-    let url = mysql.url("mysql");
+    let (_mysql, site) = alone().await;
+    let url = &site.mysql_url;
     site.write(&format!(
         "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = \"rediss://localhost:{port}\"\n\
          redis_ca = {ca:?}\nmysql = {url:?}\n"

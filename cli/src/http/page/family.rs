@@ -118,7 +118,7 @@ fn state(pair: &PairView, family: &FamilyView, now: u64) -> Markup {
             p { "Figures are stale" @if let Some(seen) = family.seen { ": read " (ago(seen, now)) } "." }
         }
         @if !family.served { p.quiet { "This daemon does not serve the family." } }
-        @if let Some(problem) = &family.problem { p.problem { (prose(problem)) } }
+        @if let Some(problem) = &family.problem { p.problem { (prose(&problem.text)) } }
         @for one in pair.set_backs_of(family) { (lost(one, now)) }
     }
 }

@@ -124,7 +124,7 @@ fn error_message(reply: &ErrorReply) -> Markup {
     html! {
         p.problem role="alert" {
             strong { (status) ": " } (format::prose(&reply.error)) "."
-            @if let Some(advice) = reply.what_to_do { " What to do: " (format::prose(advice)) "." }
+            @if let Some(advice) = &reply.what_to_do { " What to do: " (format::prose(advice)) "." }
         }
     }
 }

@@ -13,6 +13,7 @@ use super::tables::{Namespace, Row, namespace_of, state_words};
 use super::{ErrorPage, address, header, instance, page, summary, tables};
 use crate::http::error::ErrorReply;
 use crate::http::{AppState, Params};
+use crate::output::command;
 use crate::status::{FamilyView, State};
 use crate::view::View;
 
@@ -214,7 +215,7 @@ fn unhealthy(rows: &[Row<'_>], now: u64) -> Markup {
     let shown = &found[..found.len() - more];
     html! {
         (tables::families("unhealthy", &caption, shown, now))
-        @if more > 0 { p { "And " (grouped(more as i128)) " more: run " code { "counterfoil status" } "." } }
+        @if more > 0 { p { "And " (grouped(more as i128)) " more: run " code { (command("status")) } "." } }
     }
 }
 

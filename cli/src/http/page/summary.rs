@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::format::{elapsed, grouped, prose, rate, share};
 use crate::health::{Health, Problem};
-use crate::output::{count, short};
+use crate::output::{self, count, short};
 use crate::status::{FamilyView, STALE_SECONDS, Sample};
 use crate::view::{HOUR_SECONDS, PairView, View};
 
@@ -83,7 +83,7 @@ pub fn problems(view: &View, problems: &[Problem]) -> Markup {
             ol.problems aria-label="Problems" {
                 @for root in roots(problems).take(MAX_PROBLEMS) { (problem(root, problems, pairs, view.at)) }
             }
-            @if number > MAX_PROBLEMS { p { "And " (number - MAX_PROBLEMS) " more: run " code { "counterfoil check" } "." } }
+            @if number > MAX_PROBLEMS { p { "And " (number - MAX_PROBLEMS) " more: run " code { (output::command("check")) } "." } }
         }
     }
 }

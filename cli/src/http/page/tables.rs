@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::address;
 use super::format::{ago, foreign, id, number, prose, rate};
-use crate::output::{escaped, short};
+use crate::output::{command, escaped, short};
 use crate::rejects::MAX_COUNTED;
 use crate::status::{FamilyView, State};
 use crate::view::{FindingView, PairView, RecountView, View};
@@ -83,14 +83,15 @@ pub fn servers(view: &View) -> Markup {
             "unknown" => ("unknown", "unknown"),
             state => (state, "down"),
         };
-        let why = server.why.as_ref().or(server.refuses.as_ref());
+        let down = server.why.as_ref().map(|reason| reason.text.as_str());
+        let why = down.or(server.refuses.as_deref()).unwrap_or_default();
         [
             html! { @if has_pairs { (pair) ": " } (name) },
             html! { span.state.(class) { (state) } },
             html! { @if server.since > 0 { (ago(server.since, view.at)) } },
             html! { @if let Some(latency) = server.latency { (latency) } },
             html! { (server.version.as_deref().unwrap_or("unknown")) },
-            prose(why.map_or("", String::as_str)),
+            prose(why),
         ]
     });
     table("servers", "Servers", columns, rows)
@@ -135,7 +136,7 @@ pub fn findings(view: &View) -> Markup {
     html! {
         @if !others.is_empty() {
             details id="recommendations" {
-                summary { "Recommendations of " code { "counterfoil check" } ": " (others.len()) }
+                summary { "Recommendations of " code { (command("check")) } ": " (others.len()) }
                 (table("findings", "Recommendations", columns, rows))
             }
         }

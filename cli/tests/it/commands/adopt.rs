@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use crate::client::{address, get};
 use crate::support::{Site, eventually};
 
 const FAMILIES: &str = r#"
@@ -78,12 +79,71 @@ async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
     assert!(nothing.contains("no family of shop"), "{nothing}");
 }
 
+/// The advice is to take over, not to change settings, wherever the error is shown; and the command to
+/// copy names the configuration.
+#[tokio::test]
+async fn the_advice_about_another_database_is_to_adopt() {
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    site.printed(&["add", "shop/views", "a", "3"]).await;
+    make_anew(&site).await;
+    let file = site.folder().join("other name.toml");
+    std::fs::rename(site.folder().join("counterfoil.toml"), &file).unwrap();
+    let file = file.to_str().unwrap();
+    let adopt = format!("counterfoil --config '{file}' adopt shop");
+    let refused = site
+        .ends_with(1, &["add", "shop/views", "a", "--config", file])
+        .await;
+    assert!(
+        refused.err.contains(&format!("`{adopt}`")) && !refused.err.contains("reconfigure"),
+        "{refused:?}"
+    );
+
+    let daemon = site
+        .daemon_with(|command| command.args(["--config", file]))
+        .await;
+    eventually("the family is refused", async || {
+        let state = get(&daemon, "/api/v1/state").await.json();
+        let problems = state["problems"].as_array().expect("problems").iter();
+        let mut of_family = problems.filter(|one| one["problem"] == "shop/views was refused");
+        of_family.any(|one| {
+            let what_to_do = one["what_to_do"].as_str().expect("advice");
+            one["command"] == format!("{adopt} --dry-run") && what_to_do.contains(&adopt)
+        })
+    })
+    .await;
+    let page = get(&daemon, "/").await.body;
+    assert!(
+        page.contains(&format!("<code>{adopt} --dry-run</code>")),
+        "{page}"
+    );
+    let reply = get(&daemon, "/api/v1/values?family=shop/views&id=a").await;
+    let what_to_do = reply.json()["what_to_do"].clone();
+    assert!(
+        reply.status == 409 && what_to_do.as_str().expect("advice").contains(&adopt),
+        "{reply:?}"
+    );
+    // `status` asks the daemon at the port in the configuration
+    let text = std::fs::read_to_string(file).unwrap();
+    let address = address(&daemon);
+    std::fs::write(file, text.replace("127.0.0.1:0", &address)).unwrap();
+    let status = site.run(&["status", "--config", file]).await;
+    assert!(
+        status.out.contains(&format!("`{adopt}`")) && !status.out.contains("reconfigure"),
+        "{status:?}"
+    );
+    site.printed(&["--config", file, "adopt", "shop", "--yes"])
+        .await;
+    site.printed(&["--config", file, "add", "shop/views", "a"])
+        .await;
+}
+
 /// A daemon that runs meanwhile registers the families in the new database.
 #[tokio::test]
 async fn a_running_daemon_counts_for_the_new_database() {
     let site = Site::new().await;
     site.configure(&FAMILIES.replace("sync_time = \"1h\"", "sync_time = \"300ms\""));
-    let _daemon = site.daemon().await;
+    let daemon = site.daemon().await;
     site.printed(&["add", "shop/views", "a", "3"]).await;
     site.printed(&["add", "dev-anna/hits", "site", "1"]).await;
     eventually("the first hits are stored", async || {
@@ -113,6 +173,13 @@ async fn a_running_daemon_counts_for_the_new_database() {
     })
     .await;
     eventually("all is stored", async || stored(&site).await >= 12).await;
+    // nothing was lost that was not dropped on purpose
+    assert_eq!(
+        daemon.lines(&["Redis does not know"]),
+        0,
+        "{}",
+        daemon.log()
+    );
 }
 
 /// A client that asks for the epoch learns what is wrong with the table, and counts once it is right.
@@ -129,7 +196,7 @@ kind = "buffered"
 table = { name = "page", write = "upsert", keys = [["path", "text"]], value = "n" }
 "#,
     );
-    let _daemon = site.daemon().await;
+    let daemon = site.daemon().await;
     let reason = async || {
         let read = "HGET cf1:{shop/pages/0}:calls =refused";
         let reason = site.redis.run::<Option<String>>(read).await;
@@ -140,6 +207,8 @@ table = { name = "page", write = "upsert", keys = [["path", "text"]], value = "n
     })
     .await;
     site.sql("ALTER TABLE page MODIFY path VARBINARY(99)").await;
+    // it would try again by itself within half a minute
+    daemon.signal("HUP");
     eventually("the family is configured", async || {
         let read = "HGET cf1:{shop/pages/0}:calls =kind";
         let kind = site.redis.run::<Option<String>>(read).await;

@@ -104,7 +104,11 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
         .await
         .expect("set");
     let broken = site.ends_with(2, &["status"]).await;
-    assert!(broken.out.contains("broken"), "{broken:?}");
+    let advice = "Stop the program that wrote the key";
+    assert!(
+        broken.out.contains("broken") && broken.out.contains(advice),
+        "{broken:?}"
+    );
     let unknown = site.ends_with(2, &["pending"]).await;
     assert!(
         unknown
@@ -112,6 +116,71 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
             .contains("pair main: error: shop/views is broken: "),
         "{unknown:?}"
     );
+}
+
+/// Each row has the settings, whether `check` warns of them, and what it recommends, of which it does not
+/// warn in another row.
+#[tokio::test]
+async fn check_recommends_no_persistence_that_it_warns_of() {
+    let site = Site::new().await;
+    let (redis, mysql) = (site.redis.url(), &site.mysql_url);
+    for (appendonly, appendfsync, durability, is_warning, advice) in [
+        (
+            "no",
+            "everysec",
+            "immediate",
+            true,
+            "appendonly yes with appendfsync always, or with everysec and durability = \"2.5s\"",
+        ),
+        ("no", "everysec", "2.5s", true, "set appendonly yes."),
+        (
+            "yes",
+            "no",
+            "immediate",
+            true,
+            "Set appendfsync always, or everysec and give the family durability = \"2.5s\"",
+        ),
+        (
+            "yes",
+            "no",
+            "2.5s",
+            true,
+            "appendfsync always to lose none, or everysec",
+        ),
+        (
+            "yes",
+            "everysec",
+            "immediate",
+            true,
+            "durability = \"2.5s\", or set appendfsync always",
+        ),
+        (
+            "yes",
+            "everysec",
+            "2.5s",
+            false,
+            "Set appendfsync always to lose none.",
+        ),
+        ("yes", "always", "immediate", false, ""),
+    ] {
+        let settings = [("appendonly", appendonly), ("appendfsync", appendfsync)];
+        for (name, value) in settings {
+            let set = format!("CONFIG SET {name} {value}");
+            site.redis.run::<()>(&set).await.expect("set");
+        }
+        site.write(&format!(
+            "[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ndurability = {durability:?}\n\
+             [[family]]\nname = \"shop/views\"\nkind = \"buffered\"\n"
+        ));
+        let checked = site.run(&["check"]).await.out;
+        let mut lines = checked.lines();
+        let found = lines.find(|line| line.contains("redis persistence"));
+        let found = found.unwrap_or_default();
+        assert!(
+            found.contains("warning") == is_warning && found.contains(advice),
+            "{settings:?} {durability}: {checked}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ async fn the_configuration_is_checked_without_servers() {
     ]);
     assert_eq!(
         site.json(0, &["check-config"]).await,
-        json!([{ "pair": "main", "families": families, "overlaps": [] }])
+        json!([{ "pair": "main", "families": families, "overlaps": [], "warnings": [] }])
     );
     let special = "[[family]]\nname = \"tenant-1/views\"\nkind = \"buffered\"\n";
     for families in [
@@ -59,7 +59,22 @@ async fn the_example_can_be_taken_as_it_is_printed() {
     let site = Site::new().await;
     let example = site.printed(&["example-config"]).await;
     site.write(&example);
-    site.printed(&["check-config"]).await;
+    let untouched = site.ends_with(1, &["check-config"]).await;
+    let tables = "with its tables: forum/votes, shop-*/views, shop-*/visitors, forum/downloads";
+    for left in ["redis and mysql have the addresses of the example", tables] {
+        assert!(untouched.out.contains(left), "{untouched:?}");
+    }
+    assert!(untouched.out.ends_with("is valid\n"), "{untouched:?}");
+    let own = [("10.0.0.5\"", "10.0.0.9\""), ("\"item\"", "\"items\"")];
+    let adapted = own
+        .iter()
+        .fold(example, |text, (from, to)| text.replace(from, to));
+    site.write(&adapted);
+    let adapted = site.ends_with(1, &["check-config"]).await;
+    assert!(
+        !adapted.out.contains("addresses") && adapted.out.contains("tables: shop-*/views, "),
+        "{adapted:?}"
+    );
     assert!(
         site.printed(&["completions", "bash"])
             .await

@@ -176,10 +176,121 @@ async fn grants_are_printed_without_mysql() {
     assert!(
         grants
             .out
-            .contains("GRANT CREATE ON `cli_0`.* TO `counterfoil`@`%`;"),
+            .contains("GRANT CREATE ON `cli\\_0`.* TO `counterfoil`@`%`;"),
         "{grants:?}"
     );
     site.configure("[[family]]\nname = \"shop/views\"\nkind = \"buffered\"\n");
     let nothing = site.printed(&["grants", "writer"]).await;
     assert_eq!(nothing, "-- pair main: needs no privileges in MySQL\n");
+}
+
+/// Pasted for the daemon's user, the lines of an application would take the daemon's rights away.
+#[tokio::test]
+async fn an_application_has_a_user_of_its_own() {
+    let site = Site::new().await;
+    let printed = async |args: &[&str]| {
+        let outcome = site.ends_with(0, args).await;
+        (outcome.out.contains(" counterfoil-app "), outcome.out)
+    };
+    site.configure(FAMILIES);
+    let (is_own, acl) = printed(&["acl", "application"]).await;
+    assert!(is_own && !acl.contains("SETUSER counterfoil "), "{acl}");
+    assert!(
+        printed(&["acl", "reader"])
+            .await
+            .1
+            .contains("SETUSER counterfoil-reader ")
+    );
+    assert!(
+        printed(&["acl", "daemon"])
+            .await
+            .1
+            .contains("SETUSER counterfoil ")
+    );
+    let (_, grants) = printed(&["grants", "application"]).await;
+    assert!(grants.contains(" TO `counterfoil-app`@`%`;"), "{grants}");
+    for (command, user) in [
+        ("acl", "counterfoil"),
+        // this daemon logs in as these
+        ("acl", "default"),
+        ("grants", "root"),
+        ("grants", "counterfoil@10.0.0.%"),
+    ] {
+        for role in ["application", "writer", "reader"] {
+            let refused = site.ends_with(3, &[command, role, "--user", user]).await;
+            assert!(
+                refused.out.is_empty()
+                    && refused
+                        .err
+                        .contains(&format!("{user} is the daemon's user"))
+                    && refused.err.contains("--user counterfoil-"),
+                "{refused:?}"
+            );
+        }
+        site.printed(&[command, "daemon", "--user", user]).await;
+    }
+    site.printed(&["acl", "application", "--user", "shop"])
+        .await;
+
+    // also where the daemon has another name
+    let redis = format!("{}?user=ops&pass=secret", site.redis.url());
+    let mysql = site.mysql_url.replace("root@", "ops@");
+    let families = "[[family]]\nname = \"shop/votes\"\nkind = \"cached\"\n";
+    site.write(&format!(
+        "[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\n{families}"
+    ));
+    for (command, own, other) in [
+        ("acl", "SETUSER ops ", "SETUSER ops-app "),
+        ("grants", " TO `ops`@`%`;", " TO `ops-app`@`%`;"),
+    ] {
+        assert!(printed(&[command, "daemon"]).await.1.contains(own));
+        assert!(printed(&[command, "application"]).await.1.contains(other));
+        site.ends_with(3, &[command, "application", "--user", "ops"])
+            .await;
+    }
+}
+
+/// Two roles, or two recounts, may need the same privilege.
+#[tokio::test]
+async fn each_grant_is_printed_once() {
+    let site = Site::new().await;
+    let likes = MORE.split("[[family]]").nth(1).expect("a family");
+    let again = likes.replace("forum/likes", "forum/others");
+    site.configure(&format!("{FAMILIES}{MORE}[[family]]{again}"));
+    for role in ["application", "writer", "reader", "daemon"] {
+        let grants = site.json(0, &["grants", role]).await;
+        let lines = grants[0]["lines"].as_array().expect("lines");
+        let all: BTreeSet<_> = lines.iter().map(|line| line.as_str()).collect();
+        assert_eq!(all.len(), lines.len(), "{role}: {lines:#?}");
+    }
+}
+
+/// In a grant on a whole schema, `_` stands for any character.
+#[tokio::test]
+async fn the_privilege_to_create_tables_is_for_one_schema() {
+    let mysql = MysqlServer::start().await;
+    let site = Site::on(&mysql).await;
+    site.configure_pair("create_tables = true", FAMILIES);
+    let grants = site
+        .printed(&["grants", "daemon", "--user", "ops@localhost"])
+        .await;
+    let create = grants
+        .lines()
+        .find(|line| line.contains("CREATE"))
+        .expect("it creates");
+    site.sql("CREATE USER ops@localhost; CREATE DATABASE cliX0")
+        .await;
+    site.sql(create).await;
+    let may_create = async |schema: &str| {
+        let url = mysql.url(schema).replace("root@", "ops@");
+        let pool = counterfoil::sqlx::MySqlPool::connect(&url).await;
+        let Ok(pool) = pool else { return false };
+        let create = "CREATE TABLE created (id INT)";
+        counterfoil::sqlx::raw_sql(create)
+            .execute(&pool)
+            .await
+            .is_ok()
+    };
+    assert!(may_create("cli_0").await);
+    assert!(!may_create("cliX0").await);
 }
