@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::try_join;
 
 use crate::Result;
+use crate::campaign::{WITHOUT, removed};
 use crate::work::Tally;
 
 /// A message from a process to its supervisor.
@@ -88,7 +89,9 @@ pub struct Reports(Lines<BufReader<ChildStdout>>);
 impl Worker {
     /// Starts this program with these arguments, and returns when it is ready.
     pub async fn start(args: &[String]) -> Result<(Self, Reports)> {
-        let mut process = Command::new(std::env::current_exe()?)
+        let mut command = Command::new(std::env::current_exe()?);
+        command.envs(removed().map(|guard| (WITHOUT, guard)));
+        let mut process = command
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

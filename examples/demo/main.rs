@@ -104,15 +104,24 @@ enum Role {
     #[command(hide = true)]
     ServeProcess(reconciler::Args),
     #[command(hide = true)]
-    RenameProcess(reconciler::Args),
-    #[command(hide = true)]
-    TakeProcess(reconciler::Args),
+    ByHandProcess {
+        #[command(flatten)]
+        args: reconciler::Args,
+        #[arg(long)]
+        way: Way,
+    },
 }
 
 // One thread per process: there are more processes than most machines have cores.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Ok(guard) = std::env::var(campaign::WITHOUT)
+        && let Err(error) = campaign::take_out(&guard)
+    {
+        eprintln!("demo: {error}");
+        return ExitCode::from(2);
+    }
     let ended = match cli.role {
         Some(Role::WriterProcess(args)) => writer::run(args).await.map(|()| true),
         Some(Role::ReconcilerProcess(args)) => {
@@ -133,11 +142,8 @@ async fn main() -> ExitCode {
         Some(Role::ServeProcess(args)) => reconciler::run(args, campaign::connect)
             .await
             .map(|()| true),
-        Some(Role::RenameProcess(args)) => campaign::save_by_hand(args, Way::Rename)
-            .await
-            .map(|()| true),
-        Some(Role::TakeProcess(args)) => {
-            campaign::save_by_hand(args, Way::Take).await.map(|()| true)
+        Some(Role::ByHandProcess { args, way }) => {
+            campaign::save_by_hand(args, way).await.map(|()| true)
         }
         Some(Role::Campaign(args)) => until_interrupted(campaign::run(args)).await,
         Some(Role::Recount(args)) => until_interrupted(recount::run(args)).await,

@@ -13,7 +13,8 @@ pub const RECONCILERS: usize = 2;
 
 /// Reconciler processes, replaced when they are killed.
 pub struct Reconcilers {
-    role: &'static str,
+    /// The role in which this program starts, with its options.
+    role: Vec<String>,
     place: Place,
     running: Vec<(Worker, JoinHandle<Result<()>>)>,
     lags: Arc<Mutex<Vec<f64>>>,
@@ -21,22 +22,38 @@ pub struct Reconcilers {
 
 impl Reconcilers {
     /// Starts this program in the given role.
-    pub async fn start(role: &'static str, place: &Place) -> Result<Self> {
+    pub async fn start(role: &[&str], place: &Place) -> Result<Self> {
         let mut reconcilers = Reconcilers {
-            role,
+            role: role.iter().map(|word| (*word).to_owned()).collect(),
             place: place.clone(),
             running: Vec::new(),
             lags: Arc::default(),
         };
-        for _ in 0..RECONCILERS {
-            reconcilers.start_one().await?;
-        }
+        reconcilers.start_all().await?;
         Ok(reconcilers)
+    }
+
+    /// Starts reconcilers until all run.
+    pub async fn start_all(&mut self) -> Result<()> {
+        while self.running.len() < RECONCILERS {
+            self.start_one().await?;
+        }
+        Ok(())
+    }
+
+    /// Kills all reconcilers.
+    pub async fn kill_all(&mut self) -> Result<()> {
+        for (worker, reports) in self.running.drain(..) {
+            worker.kill().await?;
+            reports.await??;
+        }
+        Ok(())
     }
 
     async fn start_one(&mut self) -> Result<()> {
         let Place { redis, mysql } = &self.place;
-        let args = [self.role, "--redis", redis, "--mysql", mysql].map(str::to_owned);
+        let place = ["--redis", redis, "--mysql", mysql].map(str::to_owned);
+        let args = [&self.role[..], &place].concat();
         let (worker, reports) = Worker::start(&args).await?;
         self.running
             .push((worker, tokio::spawn(collect(reports, self.lags.clone()))));

@@ -49,7 +49,7 @@ pub async fn run(demo: Demo) -> Result<bool> {
     let before = Meter::read(&servers).await?;
     let mut disturber = Disturber::new(
         &servers,
-        Reconcilers::start("reconciler-process", &servers.place).await?,
+        Reconcilers::start(&["reconciler-process"], &servers.place).await?,
     );
     let writers = Writers::start("writer-process", &servers.place, &log.args()?).await?;
     let started = Instant::now();

@@ -84,6 +84,11 @@ impl Runner {
         }
     }
 
+    /// Waits for the next reply of any call.
+    pub async fn next_reply(&mut self) -> Result<Value, String> {
+        self.read().await
+    }
+
     /// Ends the client like a program that has nothing left to do.
     pub async fn end(mut self) -> Result<(), String> {
         drop(self.calls);

@@ -2,45 +2,98 @@
 
 use clap::ValueEnum;
 
+use super::persistence::Persistence;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Fault {
     WriterKilled,
     WriterPaused,
+    /// A writer is paused while Redis forgets its last calls.
+    WriterPausedForTwoEpochs,
+    AllWritersRestarted,
+    PackageKilled,
+    PackagePaused,
     ReconcilerKilled,
     ReconcilerPaused,
+    DaemonKilled,
+    DaemonPaused,
+    /// The daemon reads a configuration with another bound and another sync time.
+    DaemonReloaded,
+    /// A daemon with another database for the same families.
+    SecondDatabase,
+    /// A client announces a family that no daemon knows.
+    UnknownFamilyAnnounced,
     RedisCrashed,
     RedisPaused,
     RedisWithoutMemory,
+    /// The server returns to an older dump.
+    RedisRestored,
+    /// The same, while neither reconciler nor daemon runs.
+    RedisRestoredBehindTheirBacks,
     PrimaryHandedOver,
+    SlotsMoved,
     MysqlKilled,
     MysqlPaused,
+    /// The server returns to an older backup.
+    MysqlRestored,
+    TableLocked,
+    /// A table refuses values above a limit.
+    ColumnTooSmall,
+    RowDeleted,
     ConnectionCutInARequest,
     ConnectionCutInAReply,
     /// The connection of a call is closed, and the call arrives later.
     CallLate,
     CallTwice,
+    RepliesDelayed,
     AllConnectionsToRedisClosed,
     AllConnectionsToMysqlClosed,
     ScriptsFlushed,
 }
 
+/// What a round has, on which its faults depend.
+#[derive(Clone, Copy, Debug)]
+pub struct Cast {
+    pub persistence: Persistence,
+    /// It counts with the library, in the families of the library.
+    pub is_library: bool,
+    pub has_daemon: bool,
+    pub has_packages: bool,
+}
+
 impl Fault {
-    /// Returns the faults that a cluster can have, or a standalone server behind a proxy.
-    pub fn all(of_cluster: bool) -> impl Iterator<Item = Fault> {
-        let needs_proxy = |fault: &Fault| {
-            matches!(
-                fault,
-                Fault::ConnectionCutInARequest
-                    | Fault::ConnectionCutInAReply
-                    | Fault::CallLate
-                    | Fault::CallTwice
-            )
-        };
+    /// Returns the faults that such a round can have.
+    pub fn all(cast: Cast) -> impl Iterator<Item = Fault> {
         let all = Fault::value_variants().iter().copied();
-        all.filter(move |fault| match fault {
-            Fault::PrimaryHandedOver => of_cluster,
-            other => !(of_cluster && needs_proxy(other)),
-        })
+        all.filter(move |fault| fault.suits(cast))
+    }
+
+    fn suits(self, cast: Cast) -> bool {
+        let is_cluster = cast.persistence == Persistence::Cluster;
+        match self {
+            Fault::PrimaryHandedOver | Fault::SlotsMoved => is_cluster,
+            Fault::ConnectionCutInARequest
+            | Fault::ConnectionCutInAReply
+            | Fault::CallLate
+            | Fault::CallTwice
+            | Fault::RepliesDelayed => !is_cluster,
+            Fault::WriterPausedForTwoEpochs | Fault::MysqlRestored => {
+                cast.is_library && !is_cluster
+            }
+            Fault::RedisRestored | Fault::RedisRestoredBehindTheirBacks => {
+                cast.is_library && cast.persistence == Persistence::Snapshots
+            }
+            Fault::PackageKilled | Fault::PackagePaused => cast.has_packages,
+            Fault::DaemonKilled
+            | Fault::DaemonPaused
+            | Fault::DaemonReloaded
+            | Fault::SecondDatabase => cast.has_daemon,
+            Fault::UnknownFamilyAnnounced
+            | Fault::TableLocked
+            | Fault::ColumnTooSmall
+            | Fault::RowDeleted => cast.is_library,
+            _ => true,
+        }
     }
 
     pub fn name(self) -> String {

@@ -1,119 +1,140 @@
-//! Counters made by hand: a hash in Redis, which workers add to a table.
+//! Counters made by hand: hits wait in Redis until worker processes write them to a table. Each way
+//! has a module, with the count of a hit first and the work of a worker after it.
 
-use std::collections::{BTreeMap, HashMap};
+mod client;
+mod decrby;
+mod dirty;
+mod getdel;
+mod jobs;
+mod lock;
+mod rename;
+mod take;
+
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use redis::AsyncCommands;
-use redis::aio::ConnectionManager;
+use redis::{ErrorKind, Pipeline};
 use sqlx::MySqlPool;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
-use super::journal::{Counter, Hit};
+use self::client::Client;
+use super::journal::{Counter, Hit, now};
 use super::site::VIEWS;
 use super::way::Way;
 use crate::child::{self, Report};
 use crate::families::Place;
 use crate::{Result, reconciler};
 
-const PENDING: &str = "views";
-const SAVING: &str = "views:saving";
-const LOCK: &str = "views:lock";
-/// The time for which a worker alone saves.
-const LOCKED: u64 = 5;
 const SAVE_EVERY: Duration = Duration::from_millis(200);
+/// The pause after a failure.
 const RETRY: Duration = Duration::from_millis(20);
-/// The time within which a client library repeats a command.
-const REPEATED: Duration = Duration::from_secs(2);
+
+/// Adds hits to a row.
+const ADD: &str = "INSERT INTO views VALUES (?, ?) ON DUPLICATE KEY UPDATE hits = hits + ?";
+/// Replaces the hits of a row.
+const REPLACE: &str = "INSERT INTO views VALUES (?, ?) ON DUPLICATE KEY UPDATE hits = ?";
 
 pub struct Hand {
     way: Way,
-    redis: ConnectionManager,
+    redis: Client,
     mysql: MySqlPool,
+    /// A name that no other process has.
+    worker: String,
 }
 
 impl Hand {
     pub async fn connect(way: Way, place: &Place) -> Result<Self> {
-        let redis = redis::Client::open(&*place.redis)?;
-        let redis = loop {
-            match redis.get_connection_manager().await {
-                Ok(redis) => break redis,
-                Err(_) => sleep(RETRY).await,
-            }
-        };
-        let mysql = MySqlPool::connect_lazy(&place.mysql)?;
-        Ok(Hand { way, redis, mysql })
+        Ok(Hand {
+            way,
+            redis: Client::connect(&place.redis).await?,
+            mysql: MySqlPool::connect_lazy(&place.mysql)?,
+            worker: format!("{}-{}", std::process::id(), now()),
+        })
     }
 
+    /// Counts all hits or none. Returns of each whether it was counted, and `None` if that is
+    /// unknown.
     pub async fn count(&self, hits: &[Hit]) -> Vec<Option<bool>> {
-        let mut pipe = redis::pipe();
-        for hit in hits {
-            pipe.hincr(PENDING, hit.id, 1);
-        }
-        let start = Instant::now();
-        let outcome = loop {
-            match pipe.exec_async(&mut self.redis.clone()).await {
-                Ok(()) => break Some(true),
-                // as most client libraries do
-                Err(error) if error.is_io_error() || error.is_timeout() => {}
-                Err(_) => break Some(false),
-            }
-            if start.elapsed() > REPEATED {
-                break None;
-            }
-            sleep(RETRY).await;
+        let outcome = match self.commands(hits).await {
+            Ok(commands) => self.send(&commands).await,
+            // so far nothing was counted
+            Err(_) => Some(false),
         };
         vec![outcome; hits.len()]
     }
 
-    /// Adds everything to MySQL once no worker saves any more.
+    /// Returns the commands that count, after everything that comes before them.
+    async fn commands(&self, hits: &[Hit]) -> Result<Pipeline> {
+        let redis = &mut self.redis.clone();
+        Ok(match self.way {
+            Way::Library => return Err("the library does that".into()),
+            Way::Rename => rename::count(hits),
+            Way::Take => take::count(hits),
+            Way::Getdel => getdel::count(hits),
+            Way::Decrby => decrby::count(hits),
+            Way::Dirty => dirty::count(hits, redis, &self.mysql).await?,
+            Way::Jobs => jobs::count(hits, redis).await?,
+        })
+    }
+
+    async fn send(&self, commands: &Pipeline) -> Option<bool> {
+        match commands.exec_async(&mut self.redis.clone()).await {
+            Ok(()) => Some(true),
+            Err(error) => match error.kind() {
+                // Redis refused them
+                ErrorKind::Server(_) | ErrorKind::Extension => Some(false),
+                _ => None,
+            },
+        }
+    }
+
+    /// Saves everything once the other workers have ended.
     pub async fn drain(&self) -> Result<()> {
-        sleep(Duration::from_secs(LOCKED)).await;
         // what an interrupted save left, and what was counted since
         for _ in 0..2 {
-            // the connection may be that of a server that crashed
-            while self.save().await.is_err() {
+            // a server may be unavailable, and a dead worker may have the lock until it expires
+            while !matches!(self.save().await, Ok(true)) {
                 sleep(RETRY).await;
             }
         }
         Ok(())
     }
 
-    /// Adds what is pending to MySQL, unless another worker does.
-    async fn save(&self) -> Result<()> {
-        let mut redis = self.redis.clone();
-        let lock = redis::cmd("SET")
-            .arg(LOCK)
-            .arg(&["1", "NX", "EX"])
-            .arg(LOCKED)
-            .to_owned();
-        let is_locked: Option<String> = lock.query_async(&mut redis).await?;
-        if is_locked.is_none() {
-            return Ok(());
+    /// Writes what waits to MySQL. Returns `false` if it must wait for another worker.
+    async fn save(&self) -> Result<bool> {
+        let (redis, mysql) = (&mut self.redis.clone(), &self.mysql);
+        if self.way == Way::Jobs {
+            return jobs::work(redis, mysql, &self.worker).await;
         }
-        let pending: HashMap<u64, i64> = if self.way == Way::Take {
-            let mut take = redis::pipe();
-            take.atomic().hgetall(PENDING).del(PENDING).ignore();
-            let (pending,) = take.query_async(&mut redis).await?;
-            pending
-        } else {
-            // there is nothing to rename if nothing was counted, or if the last save was interrupted
-            let _: redis::RedisResult<bool> = redis.rename_nx(PENDING, SAVING).await;
-            redis.hgetall(SAVING).await?
+        let save = async {
+            let redis = &mut self.redis.clone();
+            match self.way {
+                Way::Rename => rename::save(redis, mysql).await,
+                Way::Take => take::save(redis, mysql).await,
+                Way::Getdel => getdel::save(redis, mysql).await,
+                Way::Decrby => decrby::save(redis, mysql).await,
+                Way::Dirty => dirty::save(redis, mysql).await,
+                Way::Library | Way::Jobs => Err("it needs no lock".into()),
+            }
         };
-        let mut transaction = self.mysql.begin().await?;
-        for (id, hits) in pending {
-            sqlx::query("INSERT INTO views VALUES (?, ?) ON DUPLICATE KEY UPDATE hits = hits + ?")
-                .bind(id)
-                .bind(hits)
-                .bind(hits)
-                .execute(&mut *transaction)
-                .await?;
-        }
-        transaction.commit().await?;
-        let _: () = redis.del(&[SAVING, LOCK]).await?;
-        Ok(())
+        lock::with_lock(redis, &self.worker, save).await
     }
+}
+
+/// Writes rows in a transaction.
+async fn write(mysql: &MySqlPool, statement: &'static str, rows: &[(u64, i64)]) -> Result<()> {
+    let mut transaction = mysql.begin().await?;
+    for (id, hits) in rows {
+        sqlx::query(statement)
+            .bind(id)
+            .bind(hits)
+            .bind(hits)
+            .execute(&mut *transaction)
+            .await?;
+    }
+    transaction.commit().await?;
+    Ok(())
 }
 
 /// Saves what was counted by hand until this process receives SIGTERM or is killed.

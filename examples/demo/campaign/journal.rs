@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::site::JOBS;
+use super::window::Windows;
 use crate::Result;
 
 /// Unix milliseconds.
@@ -42,21 +42,32 @@ impl Scribe {
 
     /// Notes that these hits are about to be counted.
     pub fn begin(&self, hits: &[Hit]) -> Result<()> {
-        self.write(hits.iter().map(|hit| ("+", hit, 0)))
+        self.write(hits.iter().map(|hit| ("+", hit, 0)), hits.len())
     }
 
     /// Notes the outcomes that are known: `true` for a hit that was counted, `false` for one that
-    /// was not. Their call began at this time.
-    pub fn end<'h>(&self, known: impl Iterator<Item = (&'h Hit, bool)>, begun: Ms) -> Result<()> {
-        self.write(known.map(|(hit, is_counted)| (if is_counted { "=" } else { "-" }, hit, begun)))
+    /// was not. Their call began at this time, and had so many hits.
+    pub fn end<'h>(
+        &self,
+        known: impl Iterator<Item = (&'h Hit, bool)>,
+        begun: Ms,
+        of: usize,
+    ) -> Result<()> {
+        let marked =
+            known.map(|(hit, is_counted)| (if is_counted { "=" } else { "-" }, hit, begun));
+        self.write(marked, of)
     }
 
     /// Writes all lines at once, so that they survive the process.
-    fn write<'h>(&self, lines: impl Iterator<Item = (&'static str, &'h Hit, Ms)>) -> Result<()> {
+    fn write<'h>(
+        &self,
+        lines: impl Iterator<Item = (&'static str, &'h Hit, Ms)>,
+        of: usize,
+    ) -> Result<()> {
         let end = now();
         let lines = lines.map(|(mark, hit, begun)| {
             let Hit { family, id, name } = hit;
-            format!("{mark} {family} {id} {name} {begun} {end}\n")
+            format!("{mark} {family} {id} {name} {begun} {end} {of}\n")
         });
         let lines: String = lines.collect();
         Ok((&self.0).write_all(lines.as_bytes())?)
@@ -64,41 +75,60 @@ impl Scribe {
 }
 
 /// The hits of one counter by the journals.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Counted {
     begun: i64,
     refused: i64,
-    pub acknowledged: i64,
-    /// The acknowledged hits that a crash of Redis may lose.
-    pub exposed: i64,
+    /// When the calls of acknowledged hits began and ended.
+    times: Vec<(Ms, Ms)>,
 }
 
 impl Counted {
+    pub fn acknowledged(&self) -> i64 {
+        self.times.len() as i64
+    }
+
     /// Returns the hits that were acknowledged or have no known outcome.
-    pub fn most(self) -> i64 {
+    pub fn most(&self) -> i64 {
         self.begun - self.refused
+    }
+
+    /// Forgets an acknowledged hit, as if no line was written of it.
+    pub fn forget_one(&mut self) {
+        self.begun -= i64::from(self.times.pop().is_some());
+    }
+
+    /// Returns how many of the first `of` acknowledged hits may be missing.
+    pub fn exposed(&self, counter: Counter, windows: &Windows, of: i64) -> i64 {
+        let times = self.times.iter().take(usize::try_from(of).unwrap_or(0));
+        times
+            .filter(|(begun, end)| windows.exposes(counter, *begun, *end))
+            .count() as i64
     }
 }
 
 /// The journals of a round, as far as they were read.
 pub struct Journals {
     directory: PathBuf,
-    /// The times whose hits a crash of Redis may lose.
-    lost: Vec<RangeInclusive<Ms>>,
     /// The files, each with the beginning of a line that is not complete yet.
     files: Vec<(BufReader<File>, String)>,
     pub counters: BTreeMap<Counter, Counted>,
+    /// The hits that each process acknowledged.
+    pub by_process: Vec<i64>,
+    /// The acknowledged hits whose call had no other hit.
+    pub single: i64,
     /// The jobs without a known outcome.
     pub open: BTreeSet<Hit>,
 }
 
 impl Journals {
-    pub fn new(directory: PathBuf, lost: Vec<RangeInclusive<Ms>>) -> Self {
+    pub fn new(directory: PathBuf) -> Self {
         Journals {
             directory,
-            lost,
             files: Vec::new(),
             counters: BTreeMap::new(),
+            by_process: Vec::new(),
+            single: 0,
             open: BTreeSet::new(),
         }
     }
@@ -108,10 +138,11 @@ impl Journals {
         let mut files = std::mem::take(&mut self.files);
         while let Ok(file) = File::open(path(&self.directory, files.len())) {
             files.push((BufReader::new(file), String::new()));
+            self.by_process.push(0);
         }
-        for (file, line) in &mut files {
+        for (number, (file, line)) in files.iter_mut().enumerate() {
             while file.read_line(line)? > 0 && line.ends_with('\n') {
-                self.add(line)?;
+                self.add(number, line)?;
                 line.clear();
             }
         }
@@ -119,9 +150,9 @@ impl Journals {
         Ok(())
     }
 
-    fn add(&mut self, line: &str) -> Result<()> {
+    fn add(&mut self, process: usize, line: &str) -> Result<()> {
         let words: Vec<_> = line.split_whitespace().collect();
-        let &[mark, family, id, name, begun, end] = &words[..] else {
+        let &[mark, family, id, name, begun, end, of] = &words[..] else {
             return Err(format!("a line of a journal: {line:?}").into());
         };
         let (family, id, name) = (family.parse()?, id.parse()?, name.to_owned());
@@ -131,17 +162,18 @@ impl Journals {
             "+" => counted.begun += 1,
             "-" => counted.refused += 1,
             _ => {
-                counted.acknowledged += 1;
-                let is_exposed =
-                    |lost: &RangeInclusive<Ms>| begun <= *lost.end() && end >= *lost.start();
-                counted.exposed += i64::from(self.lost.iter().any(is_exposed));
+                counted.times.push((begun, end));
+                self.by_process[process] += 1;
+                self.single += i64::from(of == "1");
             }
         }
-        let hit = Hit { family, id, name };
-        if mark != "+" {
-            self.open.remove(&hit);
-        } else if family == JOBS {
-            self.open.insert(hit);
+        if family == JOBS {
+            let hit = Hit { family, id, name };
+            if mark == "+" {
+                self.open.insert(hit);
+            } else {
+                self.open.remove(&hit);
+            }
         }
         Ok(())
     }

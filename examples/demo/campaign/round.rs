@@ -1,17 +1,16 @@
 //! A round of random faults, and the comparison at its end.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::fmt;
 use std::time::Duration;
 
-use indicatif::HumanCount;
 use tokio::time::{Instant, sleep};
 use tokio::try_join;
 
 use super::fault::Fault;
-use super::persistence::Persistence;
-use super::stage::Stage;
+use super::journal::{Ms, now};
+use super::results::Outcome;
+use super::site::{OUTSIDE, VIEWS, VOTES};
+use super::stage::{Settled, Stage};
 use super::watch::Reads;
 use crate::Result;
 use crate::zipf::Random;
@@ -20,109 +19,175 @@ use crate::zipf::Random;
 const PAUSE: u64 = 150;
 
 pub struct Round {
+    pub number: u64,
     pub time: Duration,
     pub random: Random,
+    /// An error that the comparison must find.
+    pub plant: Option<Plant>,
 }
 
-/// The outcome of a round.
-pub struct Outcome {
-    pub persistence: Persistence,
-    pub faults: BTreeMap<Fault, u64>,
-    pub reads: Reads,
-    pub acknowledged: i64,
-    /// Hits whose outcome no process knows.
-    pub unknown: i64,
-    /// Acknowledged hits that MySQL lacks, and that a crash of Redis may lose.
-    pub crashed: i64,
-    /// Further acknowledged hits that MySQL lacks.
-    pub lost: i64,
-    /// Hits in MySQL beyond those that were acknowledged or of unknown outcome.
-    pub doubled: i64,
+/// A fault as it happened.
+struct Strike {
+    fault: Fault,
+    begun: Ms,
+    end: Ms,
+}
+
+/// An error that is planted before the comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Plant {
+    /// A row of MySQL has one hit more
+    More,
+    /// A row of MySQL has one hit less than Redis acknowledged and no crash explains
+    Less,
+    /// A journal lacks a hit
+    Journal,
 }
 
 impl Round {
     pub async fn run(mut self, mut stage: Stage<'_>) -> Result<Outcome> {
+        let (started, seed) = (Instant::now(), self.random.0);
         let (persistence, is_over) = (stage.persistence, Cell::new(false));
-        let watch = stage.watch(&is_over);
-        let strike = async {
-            let (mut faults, mut next) = (BTreeMap::new(), Vec::new());
-            let end = Instant::now() + self.time;
-            while Instant::now() < end {
-                if next.is_empty() {
-                    next.extend(Fault::all(persistence == Persistence::Cluster));
-                }
-                sleep(Duration::from_millis(self.random.below(PAUSE))).await;
-                let fault = next.swap_remove(self.random.below(next.len() as u64) as usize);
-                stage.strike(fault, &mut self.random).await?;
-                *faults.entry(fault).or_default() += 1;
-            }
-            is_over.set(true);
-            Ok(faults)
+        let (number, plant, cuts) = (self.number, self.plant, stage.note_cuts());
+        let play = async {
+            let (read, outside) = (stage.read(&is_over), stage.write_outside(&is_over));
+            let strike = async {
+                let strikes = self.strike(&mut stage).await;
+                is_over.set(true);
+                strikes
+            };
+            let (reads, strikes, ()) = try_join!(read, strike, outside)?;
+            Ok::<_, crate::BoxError>((reads, strikes, stage.settle().await?))
         };
-        let (reads, faults) = try_join!(watch, strike)?;
-        let (journals, mut stored) = stage.settle().await?;
+        let (reads, strikes, settled) = tokio::select! {
+            played = play => played?,
+            Err(error) = cuts => return Err(error),
+        };
         let mut outcome = Outcome {
-            persistence,
-            faults,
-            reads,
-            acknowledged: 0,
-            unknown: 0,
-            crashed: 0,
-            lost: 0,
-            doubled: 0,
+            number,
+            seed,
+            persistence: persistence.to_string(),
+            seconds: started.elapsed().as_secs_f64(),
+            ..Outcome::default()
         };
-        for (counter, counted) in journals.counters {
-            let row = stored.remove(&counter).unwrap_or(0);
-            let most = counted.most();
-            outcome.acknowledged += counted.acknowledged;
-            outcome.unknown += most - counted.acknowledged;
-            let lacking = (counted.acknowledged - row).max(0);
-            let crashed = lacking.min(counted.exposed);
-            outcome.crashed += crashed;
-            outcome.lost += lacking - crashed;
-            outcome.doubled += (row - most).max(0);
+        for strike in &strikes {
+            *outcome.faults.entry(strike.fault.name()).or_default() += 1;
         }
-        outcome.doubled += stored.values().sum::<i64>();
+        outcome.compare(settled, plant);
+        outcome.note_reads(reads);
+        if !outcome.is_exact() {
+            for Strike { fault, begun, end } in strikes {
+                eprintln!("{begun} to {end}: {}", fault.name());
+            }
+        }
         Ok(outcome)
+    }
+
+    /// Injects faults one after the other. Each kind comes once before any comes again.
+    async fn strike(&mut self, stage: &mut Stage<'_>) -> Result<Vec<Strike>> {
+        let (mut strikes, mut next) = (Vec::new(), Vec::new());
+        let end = Instant::now() + self.time;
+        while Instant::now() < end {
+            if next.is_empty() {
+                next.extend(Fault::all(stage.cast()));
+            }
+            sleep(Duration::from_millis(self.random.below(PAUSE))).await;
+            let fault = next.swap_remove(self.random.below(next.len() as u64) as usize);
+            let begun = now();
+            let struck = stage.strike(fault, &mut self.random).await;
+            struck.map_err(|error| format!("{}: {error}", fault.name()))?;
+            let end = now();
+            strikes.push(Strike { fault, begun, end });
+        }
+        Ok(strikes)
     }
 }
 
 impl Outcome {
-    /// Returns the figures of its hits: acknowledged, unknown, lost in a crash, lost otherwise, and
-    /// doubled; and of its values: read, and wrong.
-    pub fn figures(&self) -> [String; 7] {
-        let hits = [
-            self.acknowledged,
-            self.unknown,
-            self.crashed,
-            self.lost,
-            self.doubled,
-        ];
-        let [acknowledged, unknown, crashed, lost, doubled] = hits.map(i64::unsigned_abs);
-        let Reads { checked, wrong } = self.reads;
-        [
-            acknowledged,
-            unknown,
-            crashed,
-            lost,
-            doubled,
-            checked,
-            wrong,
-        ]
-        .map(|number| HumanCount(number).to_string())
+    /// Compares MySQL with the journals, counter by counter.
+    fn compare(&mut self, mut settled: Settled, plant: Option<Plant>) {
+        if let Some(plant) = plant {
+            settled.plant(plant);
+        }
+        let Settled {
+            journals,
+            names,
+            mut stored,
+            windows,
+            ..
+        } = settled;
+        let windows = windows.borrow();
+        self.saved_ms = u64::try_from(settled.saved_within.as_millis()).unwrap_or(u64::MAX);
+        (self.dropped, self.lost_batches) = (settled.dropped, settled.lost_batches);
+        self.single = journals.single;
+        for (process, hits) in journals.by_process.iter().enumerate() {
+            if *hits > 0 {
+                *self.clients.entry(names[process].clone()).or_default() += hits;
+            }
+        }
+        let mut counters = journals.counters;
+        // what another program wrote is in the rows of votes
+        let outside = counters.split_off(&(OUTSIDE, 0));
+        for (_, id) in outside.keys() {
+            counters.entry((VOTES, *id)).or_default();
+        }
+        for (counter, counted) in counters {
+            let row = stored.remove(&counter).unwrap_or(0);
+            let (mut acknowledged, mut most) = (counted.acknowledged(), counted.most());
+            let mut exposed = counted.exposed(counter, &windows, acknowledged);
+            let written = outside
+                .get(&(OUTSIDE, counter.1))
+                .filter(|_| counter.0 == VOTES);
+            if let Some(written) = written {
+                let place = (OUTSIDE, counter.1);
+                exposed += written.exposed(place, &windows, written.acknowledged());
+                acknowledged += written.acknowledged();
+                most += written.most();
+            }
+            self.acknowledged += acknowledged;
+            self.unknown += most - acknowledged;
+            let lacking = (acknowledged - row).max(0);
+            let crashed = lacking.min(exposed);
+            self.lost_in_crashes += crashed;
+            self.lost += lacking - crashed;
+            self.doubled += (row - most).max(0);
+            if lacking > exposed || row > most {
+                eprintln!(
+                    "{counter:?}: {row} in MySQL, which should be {} to {most}",
+                    acknowledged - exposed
+                );
+            }
+        }
+        self.doubled += stored.values().sum::<i64>();
+        if !self.is_exact() {
+            eprintln!("{windows:#?}");
+        }
+    }
+
+    fn note_reads(&mut self, reads: Reads) {
+        (self.read, self.read_by_daemon, self.wrong) =
+            (reads.checked, reads.by_daemon, reads.wrong);
     }
 }
 
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let faults: u64 = self.faults.values().sum();
-        let [acknowledged, unknown, crashed, lost, doubled, read, wrong] = self.figures();
-        write!(
-            f,
-            "{:<9}  {faults:>3} faults; {acknowledged} acknowledged, {unknown} unknown, \
-             lost {crashed} in a crash, {lost} otherwise, {doubled} doubled; \
-             {read} values read, {wrong} wrong",
-            self.persistence,
-        )
+impl Settled {
+    /// Plants an error at a counter at which it must show.
+    fn plant(&mut self, plant: Plant) {
+        let windows = self.windows.borrow();
+        let mut views = self.journals.counters.range_mut((VIEWS, 0)..(VIEWS + 1, 0));
+        let suited = views.find(|(counter, counted)| {
+            let acknowledged = counted.acknowledged();
+            let is_known = counted.most() == acknowledged && acknowledged > 0;
+            is_known && counted.exposed(**counter, &windows, acknowledged) == 0
+        });
+        let Some((counter, counted)) = suited else {
+            return;
+        };
+        let row = self.stored.entry(*counter).or_default();
+        match plant {
+            Plant::More => *row += 1,
+            Plant::Less => *row -= 1,
+            Plant::Journal => counted.forget_one(),
+        }
     }
 }

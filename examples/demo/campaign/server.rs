@@ -16,6 +16,8 @@ use crate::zipf::Random;
 const REVERTED: u64 = 2_000;
 /// The longest time that a write takes to a replica that works, in ms.
 const REPLICATED: u64 = 200;
+/// The pause after each key of a slot that moves.
+const MOVED_KEY_EVERY: Duration = Duration::from_millis(5);
 
 /// The servers.
 pub enum Redis {
@@ -68,6 +70,62 @@ impl Redis {
         parent.map_or_else(std::env::temp_dir, PathBuf::from)
     }
 
+    /// Returns the server, unless it is a cluster.
+    pub fn standalone(&self) -> Option<&RedisServer> {
+        match self {
+            Redis::Standalone(redis) => Some(&redis.server),
+            Redis::Cluster(_) => None,
+        }
+    }
+
+    /// Returns the server that has the key.
+    pub async fn server_of(&self, key: &str) -> Result<&RedisServer> {
+        match self {
+            Redis::Standalone(redis) => Ok(&redis.server),
+            Redis::Cluster(cluster) => {
+                let slot = cluster
+                    .node(0)
+                    .run(&format!("CLUSTER KEYSLOT {key}"))
+                    .await?;
+                Ok(cluster.node(cluster.primary_of_slot(slot).await))
+            }
+        }
+    }
+
+    /// Moves the slot of a key of a cluster to another primary, key by key.
+    pub async fn move_slot(&self, key: &str, random: &mut Random) -> Result<()> {
+        let Redis::Cluster(cluster) = self else {
+            return Ok(());
+        };
+        let slot: u16 = cluster
+            .node(0)
+            .run(&format!("CLUSTER KEYSLOT {key}"))
+            .await?;
+        let to = any_primary(cluster, random).await;
+        cluster.move_slots(slot..=slot, to, MOVED_KEY_EVERY).await;
+        Ok(())
+    }
+
+    /// Returns whether any partition has pending hits.
+    pub async fn is_pending(&self) -> Result<bool> {
+        let servers = match self {
+            Redis::Standalone(redis) => vec![&redis.server],
+            Redis::Cluster(cluster) => {
+                let primaries = cluster.primaries().await.into_iter();
+                primaries.map(|number| cluster.node(number)).collect()
+            }
+        };
+        for server in servers {
+            for name in ["buffer", "batch"] {
+                let keys: Vec<String> = server.run(&format!("KEYS cf1:*:{name}")).await?;
+                if !keys.is_empty() {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     /// Returns the network, which a cluster does not have.
     pub fn proxy(&self) -> Option<&Proxy> {
         match self {
@@ -92,9 +150,8 @@ impl Redis {
         }
     }
 
-    /// Crashes a primary, and starts it again or promotes its replica. Returns the time whose hits
-    /// may be lost, if any.
-    pub async fn crash(&mut self, random: &mut Random) -> Result<Option<RangeInclusive<Ms>>> {
+    /// Crashes a primary, and starts it again or promotes its replica.
+    pub async fn crash(&mut self, random: &mut Random) -> Result<Loss> {
         let revert = Duration::from_millis(random.below(REVERTED));
         match self {
             Redis::Standalone(redis) if redis.replica.is_some() => redis.fail_over(revert).await,
@@ -106,10 +163,19 @@ impl Redis {
                 cluster.wait_promoted(replica).await;
                 cluster.node(primary).start_again().await;
                 cluster.wait_until_ok().await;
-                Ok(Some(lost))
+                Ok(Loss::Of(lost))
             }
         }
     }
+}
+
+/// What a crash may lose.
+pub enum Loss {
+    Nothing,
+    /// The hits that were counted in this time.
+    Of(RangeInclusive<Ms>),
+    /// What MySQL did not have yet at this time.
+    Pending(Ms),
 }
 
 impl Standalone {
@@ -120,17 +186,17 @@ impl Standalone {
     }
 
     /// Has the replica take over without the last writes.
-    async fn fail_over(&mut self, lag: Duration) -> Result<Option<RangeInclusive<Ms>>> {
+    async fn fail_over(&mut self, lag: Duration) -> Result<Loss> {
         let replica = self.replica.take().ok_or("there is no replica")?;
         let lost = kill_ahead(&self.server, &replica, lag).await?;
         replica.run::<()>("REPLICAOF NO ONE").await?;
         self.proxy.redirect(&replica);
         self.server = replica;
         self.start_replica().await;
-        Ok(Some(lost))
+        Ok(Loss::Of(lost))
     }
 
-    async fn crash(&mut self, revert: Duration) -> Option<RangeInclusive<Ms>> {
+    async fn crash(&mut self, revert: Duration) -> Loss {
         let start = now();
         if self.persistence == Persistence::Everysec {
             let length = self.server.aof_len();
@@ -143,9 +209,9 @@ impl Standalone {
         let killed = now();
         self.server.start_again().await;
         match self.persistence {
-            Persistence::Always => None,
-            Persistence::Everysec => Some(start..=killed),
-            _ => Some(0..=Ms::MAX),
+            Persistence::Always => Loss::Nothing,
+            Persistence::Everysec => Loss::Of(start..=killed),
+            _ => Loss::Pending(killed),
         }
     }
 }
@@ -167,6 +233,8 @@ async fn kill_ahead(
 }
 
 async fn any_primary(cluster: &RedisCluster, random: &mut Random) -> usize {
+    // a pause may have promoted a replica
+    cluster.wait_until_ok().await;
     let primaries = cluster.primaries().await;
     primaries[random.below(primaries.len() as u64) as usize]
 }

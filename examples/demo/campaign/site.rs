@@ -1,14 +1,16 @@
 //! A site that counts with all kinds.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Day, Family, Outcome, Precision, Series, Visitors,
+    Activity, BufferedCounters, CachedCounters, Day, Durability, Family, KeyType, Outcome,
+    Precision, Series, Table, Visitors,
 };
 use sqlx::MySqlPool;
 
-use super::journal::{Counter, Hit, now};
+use super::journal::{Counter, Hit, Ms, now};
 use super::persistence::Persistence;
 use crate::Result;
 use crate::families::{NAMESPACE, Pair, Place};
@@ -17,11 +19,19 @@ use crate::zipf::Random;
 /// The families. Jobs are requests that are made again until their outcome is known.
 pub const FAMILIES: [&str; 6] = ["views", "votes", "hits", "active", "visitors", "jobs"];
 pub const VIEWS: usize = 0;
-const VOTES: usize = 1;
+pub const VOTES: usize = 1;
 pub const SERIES: usize = 2;
-const ACTIVITY: usize = 3;
-const VISITORS: usize = 4;
+pub const ACTIVITY: usize = 3;
+pub const VISITORS: usize = 4;
 pub const JOBS: usize = 5;
+/// The views of a tenant, whose family the daemon knows by a pattern.
+pub const TENANT: usize = 6;
+/// What another program adds to the column of votes, as if that was a family.
+pub const OUTSIDE: usize = 7;
+/// The namespace of the tenant.
+pub const TENANT_NAMESPACE: &str = "tenant-1";
+/// The partitions of each family, and of the tenant's.
+const PARTITIONS: [u32; 7] = [4, 4, 2, 1, 1, 2, 2];
 /// The families whose counters have one value each.
 pub const READABLE: [usize; 3] = [VIEWS, VOTES, JOBS];
 /// The number of counters of each family at a time.
@@ -35,6 +45,108 @@ const SYNC_TIME: Duration = Duration::from_millis(200);
 const RETAIN: Duration = Duration::from_millis(50);
 /// The time within which a call ends.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The settings of the families as the daemon reads them, with the durability in place of `DURABILITY`.
+const DAEMON_FAMILIES: &str = r#"
+[[family]]
+name = "demo/views"
+kind = "buffered"
+partitions = 4
+table = { name = "views", write = "upsert", keys = [["id", "unsigned"]], value = "hits" }
+sync_time = "SYNC"
+
+[[family]]
+name = "demo/votes"
+kind = "cached"
+partitions = 4
+table = { name = "votes", write = "upsert", keys = [["id", "unsigned"]], value = "votes" }
+retain = "RETAIN"
+sync_time = "SYNC"
+
+[[family]]
+name = "demo/hits"
+kind = "series"
+partitions = 2
+windows = [["1s", 120]]
+keep = ["1s"]
+sync_time = "SYNC"
+
+[[family]]
+name = "demo/active"
+kind = "activity"
+partitions = 1
+keep_minutes = true
+sync_time = "SYNC"
+
+[[family]]
+name = "demo/visitors"
+kind = "visitors"
+partitions = 1
+sync_time = "SYNC"
+
+[[family]]
+name = "demo/jobs"
+kind = "buffered"
+partitions = 2
+sync_time = "SYNC"
+
+[[family]]
+name = "tenant-*/views"
+kind = "buffered"
+partitions = 2
+sync_time = "SYNC"
+"#;
+
+/// A partition of a family, which has the hits of some counters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Home {
+    family: usize,
+    pub partition: u32,
+}
+
+impl Home {
+    /// Returns the partitions of all families.
+    pub fn all() -> impl Iterator<Item = Home> {
+        let families = PARTITIONS.iter().enumerate();
+        families.flat_map(|(family, partitions)| {
+            (0..*partitions).map(move |partition| Home { family, partition })
+        })
+    }
+
+    pub fn find(namespace: &str, name: &str, partition: u32) -> Option<Home> {
+        let is_it =
+            |home: &Home| names(home.family) == (namespace, name) && home.partition == partition;
+        Home::all().find(is_it)
+    }
+
+    /// Returns the place of what another program writes, which is not in Redis.
+    pub fn outside() -> Home {
+        let (family, partition) = (OUTSIDE, 0);
+        Home { family, partition }
+    }
+
+    /// Returns whether the counter is in this partition.
+    pub fn has(self, family: usize, id: u64) -> bool {
+        let partitions = PARTITIONS.get(family).copied().unwrap_or(1);
+        let partition = crc32fast::hash(id.to_string().as_bytes()) % partitions;
+        (family, partition) == (self.family, self.partition)
+    }
+
+    /// Returns the name of a key of the partition.
+    pub fn key(self, name: &str) -> String {
+        let (namespace, family) = names(self.family);
+        format!("cf1:{{{namespace}/{family}/{}}}:{name}", self.partition)
+    }
+}
+
+/// Returns namespace and name of a family.
+fn names(family: usize) -> (&'static str, &'static str) {
+    if family == TENANT {
+        (TENANT_NAMESPACE, FAMILIES[VIEWS])
+    } else {
+        (NAMESPACE, FAMILIES[family])
+    }
+}
 
 pub struct Site {
     pub pair: Pair,
@@ -55,17 +167,33 @@ impl Site {
                 pair.open(family.sync_time(SYNC_TIME)).await?
             }};
         }
-        let [views, votes, hits, active, visitors, jobs] = FAMILIES;
-        let hits = Family::series(NAMESPACE, hits).keep([Precision::SECOND]);
+        macro_rules! family {
+            ($kind:ident, $index:expr) => {
+                Family::$kind(NAMESPACE, FAMILIES[$index]).partitions(PARTITIONS[$index])
+            };
+        }
+        let in_table = |table, value| {
+            Table::upsert(table)
+                .key("id", KeyType::Unsigned)
+                .value(value)
+        };
+        let views = family!(buffered, VIEWS).table(in_table("views", "hits"));
+        let votes = family!(cached, VOTES).table(in_table("votes", "votes"));
+        let hits = family!(series, SERIES).keep([Precision::SECOND]);
         Ok(Site {
-            views: open!(Family::buffered(NAMESPACE, views)),
-            votes: open!(Family::cached(NAMESPACE, votes).retain(RETAIN)),
+            views: open!(views),
+            votes: open!(votes.retain(RETAIN)),
             hits: open!(hits.windows([(Precision::SECOND, 120)])),
-            active: open!(Family::activity(NAMESPACE, active).keep_minutes(true)),
-            visitors: open!(Family::visitors(NAMESPACE, visitors)),
-            jobs: open!(Family::buffered(NAMESPACE, jobs)),
+            active: open!(family!(activity, ACTIVITY).keep_minutes(true)),
+            visitors: open!(family!(visitors, VISITORS)),
+            jobs: open!(family!(buffered, JOBS)),
             pair,
         })
+    }
+
+    /// Returns the family whose table may refuse hits.
+    pub fn views(&self) -> &Family {
+        self.views.family()
     }
 
     /// Counts hits of one family. Returns of each whether it was counted.
@@ -109,6 +237,11 @@ pub fn draw_id(random: &mut Random) -> u64 {
     now() / USED * IDS + random.below(IDS)
 }
 
+/// Returns the ids that are drawn between these times.
+pub fn ids_in_use(from: Ms, to: Ms) -> Range<u64> {
+    from / USED * IDS..(to / USED + 1) * IDS
+}
+
 /// Connects to the servers, of which Redis may be a cluster.
 pub async fn connect(place: &Place) -> counterfoil::Result<Pair> {
     let Place { redis, mysql } = place;
@@ -118,22 +251,62 @@ pub async fn connect(place: &Place) -> counterfoil::Result<Pair> {
     }
 }
 
+/// Returns the configuration of a daemon. A daemon without `listen` serves no requests. `sync_time` and the
+/// bound of votes are what a reload changes.
+pub fn configuration(
+    place: &Place,
+    persistence: Persistence,
+    listen: &str,
+    reloads: u64,
+) -> String {
+    let Place { redis, mysql } = place;
+    let redis = match redis.split(',').collect::<Vec<_>>()[..] {
+        [one] => format!("redis = {one:?}"),
+        ref nodes => format!("cluster = {nodes:?}"),
+    };
+    let durability = match persistence.durability() {
+        Durability::Settle(time) => format!("{}ms", time.as_millis()),
+        _ => "immediate".to_owned(),
+    };
+    let pair = format!(
+        "listen = {listen:?}\n[pair.main]\n{redis}\nmysql = {mysql:?}\ndurability = {durability:?}\n"
+    );
+    let sync = SYNC_TIME.as_millis() + u128::from(reloads % 2) * 50;
+    let families = DAEMON_FAMILIES.replace("SYNC", &format!("{sync}ms"));
+    let families = families.replace("RETAIN", &format!("{}ms", RETAIN.as_millis()));
+    let bounded = if reloads.is_multiple_of(2) {
+        ""
+    } else {
+        "max = 1000000000\n"
+    };
+    pair + &families.replace("retain =", &format!("{bounded}retain ="))
+}
+
+/// Creates the tables of the application.
+pub async fn create_tables(mysql: &MySqlPool) -> Result<()> {
+    let create = "CREATE TABLE votes (id BIGINT UNSIGNED PRIMARY KEY, votes BIGINT NOT NULL)";
+    sqlx::raw_sql(create).execute(mysql).await?;
+    Ok(())
+}
+
 /// Returns the hits in MySQL. Ids are `SECOND/ID` of a series, `views/MINUTE/ID` of an activity, and
-/// `ID/DAY` of visitors.
+/// `ID/DAY` of visitors. Votes include what another program added.
 pub async fn stored(mysql: &MySqlPool) -> Result<BTreeMap<Counter, i64>> {
-    let rows: Vec<(String, u64, i64)> = sqlx::query_as(
-        "SELECT CAST(f.name AS CHAR), \
+    let rows: Vec<(String, String, u64, i64)> = sqlx::query_as(
+        "SELECT CAST(f.namespace AS CHAR), CAST(f.name AS CHAR), \
            CAST(SUBSTRING_INDEX(v.id, '/', IF(f.name = 'visitors', 1, -1)) AS UNSIGNED), \
            CAST(SUM(v.value) AS SIGNED) \
          FROM counterfoil_values AS v JOIN counterfoil_families AS f ON f.number = v.family \
-         WHERE NOT (f.name = 'active' AND v.id LIKE 'visitors/%') GROUP BY 1, 2",
+         WHERE NOT (f.name = 'active' AND v.id LIKE 'visitors/%') GROUP BY 1, 2, 3 \
+         UNION ALL SELECT 'demo', 'views', id, hits FROM views \
+         UNION ALL SELECT 'demo', 'votes', id, votes FROM votes",
     )
     .fetch_all(mysql)
     .await?;
     rows.into_iter()
-        .map(|(name, id, value)| {
-            let family = FAMILIES.iter().position(|family| *family == name);
-            let family = family.ok_or_else(|| format!("a family {name} in MySQL"))?;
+        .map(|(namespace, name, id, value)| {
+            let family = (0..PARTITIONS.len()).find(|family| names(*family) == (&namespace, &name));
+            let family = family.ok_or_else(|| format!("a family {namespace}/{name} in MySQL"))?;
             Ok(((family, id), value))
         })
         .collect()

@@ -1,36 +1,56 @@
 //! The servers and processes of a round, and what the faults do to them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
+use std::fs;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Duration;
 
 use counterfoil::MysqlStore;
-use sqlx::MySqlPool;
-use testkit::{Fate, MysqlServer, Proxy};
-use tokio::time::sleep;
+use serde_json::json;
+use sqlx::{AssertSqlSafe, MySqlPool};
+use testkit::{Fate, MysqlServer, Proxy, RedisServer};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::fault::Fault;
+use super::daemon::{self, Daemon};
+use super::fault::{Cast, Fault};
 use super::hand;
 use super::journal::{Counter, Journals, Ms, Scribe, now};
+use super::outside;
+use super::package::{Client, Counting, Order, Setup};
 use super::persistence::Persistence;
-use super::server::Redis;
-use super::watch::{Reads, watch};
+use super::server::{Loss, Redis};
+use super::site::{self, Home, TENANT_NAMESPACE, VIEWS};
+use super::watch::{Reader, Reads};
 use super::way::{Means, Way};
+use super::window::{Ledger, Watch, Windows, ledger};
 use crate::Result;
 use crate::child::{Report, Reports, Worker};
 use crate::disturb::cut_mysql;
-use crate::families::{self, Place};
+use crate::families::{self, NAMESPACE, Place};
 use crate::reconcilers::Reconcilers;
 use crate::zipf::Random;
 
-const WRITERS: usize = 3;
+const WRITERS: usize = 2;
 /// The longest time for which a process or server is paused, in ms.
 const PAUSED: u64 = 1_500;
 /// A cut happens within this many bytes.
 const CUT: u64 = 3_000;
 /// The longest delay of a call, in ms.
 const LATE: u64 = 200;
+/// The longest time after which an older state is restored, in ms.
+const OLDER: u64 = 2_000;
+/// The time within which everything must be in MySQL after the last fault.
+const SAVED_WITHIN: Duration = Duration::from_secs(60);
+/// The time that a row may take from its count to MySQL, in ms.
+const ON_THE_WAY: Ms = 8_000;
+/// The most that a column takes which is too small.
+const SMALL: i64 = 20;
+/// Begins an epoch, as a client does that asks for one.
+const EPOCH: &str = include_str!("../../../lua/v1/family_epoch.lua");
 
 /// Servers and processes.
 pub struct Stage<'m> {
@@ -44,26 +64,60 @@ pub struct Stage<'m> {
     means: Means,
     writers: Vec<(Worker, Reports)>,
     reconcilers: Reconcilers,
-    /// The number of journals.
-    opened: usize,
-    /// The times whose hits a crash may lose.
-    lost: Vec<RangeInclusive<Ms>>,
+    daemon: Option<(Daemon, SocketAddr)>,
+    /// How often the daemon was configured anew.
+    reloads: u64,
+    packages: Vec<Counting>,
+    /// What each journal is of.
+    journals: Vec<String>,
+    watch: Watch,
+    /// The ids of rows that were deleted, and of those that a small column may refuse.
+    exempt: Rc<RefCell<Vec<Range<u64>>>>,
+    /// What the deleted rows had.
+    deleted: BTreeMap<u64, i64>,
+}
+
+/// What a round counts with.
+pub struct Plan {
+    pub persistence: Persistence,
+    pub way: Way,
+    /// The packages that count, and where they are installed; the last one for a tenant.
+    pub clients: Vec<(Client, PathBuf)>,
+    pub daemon: Option<PathBuf>,
+}
+
+/// What the servers have at the end of a round.
+pub struct Settled {
+    pub journals: Journals,
+    /// What each journal is of.
+    pub names: Vec<String>,
+    pub stored: BTreeMap<Counter, i64>,
+    pub windows: Rc<RefCell<Windows>>,
+    /// The files of the round are kept or removed with it.
+    _redis: Redis,
+    /// The hits and batches that set-backs dropped and lost, as MySQL reports them.
+    pub dropped: u64,
+    pub lost_batches: u64,
+    /// The time from the last fault until everything was in MySQL.
+    pub saved_within: Duration,
 }
 
 impl<'m> Stage<'m> {
-    pub async fn start(mysql: &'m MysqlServer, persistence: Persistence, way: Way) -> Result<Self> {
+    pub async fn start(mysql: &'m MysqlServer, plan: Plan) -> Result<Self> {
+        let Plan {
+            persistence,
+            way,
+            clients,
+            daemon,
+        } = plan;
         let redis = Redis::start(persistence).await;
         let (database, pool) = mysql.database("campaign").await;
         MysqlStore::new(&pool)?.create_tables().await?;
         hand::create_table(&pool).await?;
+        site::create_tables(&pool).await?;
         let place = Place {
             redis: redis.urls(),
             mysql: mysql.url(&database),
-        };
-        let role = match way {
-            Way::Library => "serve-process",
-            Way::Rename => "rename-process",
-            Way::Take => "take-process",
         };
         // opens the families, which the reconcilers look for
         let means = way.open(&place, persistence).await?;
@@ -75,39 +129,116 @@ impl<'m> Stage<'m> {
             pool,
             means,
             writers: Vec::new(),
-            reconcilers: Reconcilers::start(role, &place).await?,
+            reconcilers: Reconcilers::start(way.role(), &place).await?,
             place,
-            opened: 0,
-            lost: Vec::new(),
+            daemon: None,
+            reloads: 0,
+            packages: Vec::new(),
+            journals: Vec::new(),
+            watch: Watch::new(),
+            exempt: Rc::default(),
+            deleted: BTreeMap::new(),
         };
+        if let Some(server) = stage.redis.standalone() {
+            stage.watch.look_at(server.url());
+        }
+        if let Some(program) = daemon {
+            let address = daemon::free_address()?;
+            let config = stage.configure("daemon", &stage.place, &address.to_string())?;
+            stage.daemon = Some((Daemon::start(&program, &config)?, address));
+        }
         for _ in 0..WRITERS {
             stage.start_writer().await?;
+        }
+        let last = clients.len().saturating_sub(1);
+        for (index, (client, installed)) in clients.into_iter().enumerate() {
+            stage
+                .start_package(client, installed, index == last)
+                .await?;
         }
         Ok(stage)
     }
 
+    /// Returns what the round has.
+    pub fn cast(&self) -> Cast {
+        Cast {
+            persistence: self.persistence,
+            is_library: self.way == Way::Library,
+            has_daemon: self.daemon.is_some(),
+            has_packages: !self.packages.is_empty(),
+        }
+    }
+
     /// Reads values until `is_over` is set. Counters made by hand have none while they are pending.
-    pub fn watch<'o>(
+    pub fn read<'o>(
         &self,
         is_over: &'o Cell<bool>,
     ) -> impl Future<Output = Result<Reads>> + use<'o> {
-        let (way, place, persistence) = (self.way, self.place.clone(), self.persistence);
-        let directory = self.redis.directory();
+        let reader = (self.way == Way::Library).then(|| Reader {
+            place: self.place.clone(),
+            persistence: self.persistence,
+            directory: self.redis.directory(),
+            daemon: self.daemon.as_ref().map(|(_, address)| *address),
+            windows: self.watch.windows.clone(),
+            exempt: self.exempt.clone(),
+        });
         async move {
-            match way {
-                Way::Library => watch(place, persistence, directory, is_over).await,
-                _ => Ok(Reads::default()),
+            match reader {
+                Some(reader) => reader.run(is_over).await,
+                None => Ok(Reads::default()),
             }
         }
     }
 
-    fn journals(&self) -> Result<Journals> {
-        let mut journals = Journals::new(self.redis.directory(), self.lost.clone());
+    /// Writes the column of votes until `is_over` is set.
+    pub fn write_outside<'o>(
+        &mut self,
+        is_over: &'o Cell<bool>,
+    ) -> impl Future<Output = Result<()>> + use<'o> {
+        let (mysql, directory) = (self.pool.clone(), self.redis.directory());
+        // a number without a file would hide all later journals
+        let number = (self.way == Way::Library).then(|| self.journal("another program"));
+        async move {
+            if let Some(number) = number {
+                outside::write(mysql, directory, number, is_over).await?;
+            }
+            Ok(())
+        }
+    }
+
+    /// Notes every cut, without end.
+    pub fn note_cuts(&self) -> impl Future<Output = Result<()>> + use<> {
+        let (watch, is_watched) = (self.watch.clone(), self.redis.standalone().is_some());
+        async move {
+            if is_watched {
+                watch.run().await?;
+            }
+            std::future::pending().await
+        }
+    }
+
+    /// Returns the number of a new journal.
+    fn journal(&mut self, of: &str) -> usize {
+        self.journals.push(of.to_owned());
+        self.journals.len() - 1
+    }
+
+    fn read_journals(&self) -> Result<Journals> {
+        let mut journals = Journals::new(self.redis.directory());
         journals.read()?;
         Ok(journals)
     }
 
+    /// Writes the configuration of a daemon.
+    fn configure(&self, name: &str, place: &Place, listen: &str) -> Result<PathBuf> {
+        let path = self.redis.directory().join(format!("{name}.toml"));
+        let text = site::configuration(place, self.persistence, listen, self.reloads);
+        fs::write(&path, text)?;
+        Ok(path)
+    }
+
     async fn start_writer(&mut self) -> Result<()> {
+        let number = self.journal("the crate");
         let Place { redis, mysql } = &self.place;
         let args = [
             "count-process".to_owned(),
@@ -116,53 +247,302 @@ impl<'m> Stage<'m> {
             format!("--way={}", self.way),
             format!("--persistence={}", self.persistence),
             format!("--directory={}", self.redis.directory().display()),
-            format!("--number={}", self.opened),
+            format!("--number={number}"),
         ];
-        self.opened += 1;
         self.writers.push(Worker::start(&args).await?);
+        Ok(())
+    }
+
+    async fn start_package(
+        &mut self,
+        client: Client,
+        installed: PathBuf,
+        is_of_tenant: bool,
+    ) -> Result<()> {
+        let mut open = json!({
+            "library": client.library,
+            "namespace": if is_of_tenant { TENANT_NAMESPACE } else { NAMESPACE },
+            "timeout": 1,
+            "options": {"retry_for": 2},
+        });
+        match self.redis.proxy() {
+            Some(proxy) => open["socket"] = json!(proxy.socket()),
+            None => {
+                let nodes = self.place.redis.split(',');
+                let nodes = nodes.map(|url| url.trim_start_matches("redis://"));
+                open["nodes"] = json!(nodes.collect::<Vec<_>>());
+            }
+        }
+        if let Some((_, address)) = &self.daemon {
+            open["options"]["daemon"] = json!(format!("http://{address}"));
+        }
+        let setup = Setup {
+            client,
+            installed,
+            open,
+            is_of_tenant,
+            repeats: !self.persistence.forgets_requests(),
+            directory: self.redis.directory(),
+            number: self.journal(&client.name()),
+        };
+        self.packages.push(Counting::start(setup).await?);
         Ok(())
     }
 
     /// Injects a fault, to its end.
     pub async fn strike(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
-        let pause = |random: &mut Random| sleep(Duration::from_millis(random.below(PAUSED)));
-        let (proxy, server) = (self.redis.proxy(), self.redis.primary(random).await);
+        if let Some((daemon, _)) = &mut self.daemon {
+            daemon.keep_running()?;
+        }
         match fault {
             Fault::WriterKilled => {
                 let (writer, _) = self.writers.remove(0);
                 writer.kill().await?;
-                self.start_writer().await?;
+                self.start_writer().await
             }
             Fault::WriterPaused => {
                 self.writers[0].0.signal("STOP");
                 pause(random).await;
                 self.writers[0].0.signal("CONT");
+                Ok(())
             }
-            Fault::ReconcilerKilled => self.reconcilers.kill_one().await?,
+            Fault::WriterPausedForTwoEpochs => {
+                self.writers[0].0.signal("STOP");
+                self.begin_two_epochs().await?;
+                self.writers[0].0.signal("CONT");
+                Ok(())
+            }
+            Fault::AllWritersRestarted => self.restart_writers().await,
+            Fault::PackageKilled => {
+                self.any_package(random).order(Order::Kill);
+                Ok(())
+            }
+            Fault::PackagePaused => {
+                let package = self.any_package(random);
+                package.order(Order::Signal("STOP"));
+                pause(random).await;
+                package.order(Order::Signal("CONT"));
+                Ok(())
+            }
+            Fault::ReconcilerKilled => self.reconcilers.kill_one().await,
             Fault::ReconcilerPaused => {
                 self.reconcilers.signal_one("STOP");
                 pause(random).await;
                 self.reconcilers.signal_one("CONT");
+                Ok(())
             }
+            Fault::DaemonKilled
+            | Fault::DaemonPaused
+            | Fault::DaemonReloaded
+            | Fault::SecondDatabase => self.strike_daemon(fault, random).await,
+            Fault::RedisCrashed
+            | Fault::RedisPaused
+            | Fault::RedisWithoutMemory
+            | Fault::RedisRestored
+            | Fault::RedisRestoredBehindTheirBacks
+            | Fault::UnknownFamilyAnnounced
+            | Fault::PrimaryHandedOver
+            | Fault::SlotsMoved
+            | Fault::AllConnectionsToRedisClosed
+            | Fault::ScriptsFlushed => self.strike_redis(fault, random).await,
+            Fault::MysqlKilled
+            | Fault::MysqlPaused
+            | Fault::MysqlRestored
+            | Fault::TableLocked
+            | Fault::ColumnTooSmall
+            | Fault::RowDeleted
+            | Fault::AllConnectionsToMysqlClosed => self.strike_mysql(fault, random).await,
+            Fault::ConnectionCutInARequest
+            | Fault::ConnectionCutInAReply
+            | Fault::CallLate
+            | Fault::CallTwice
+            | Fault::RepliesDelayed => {
+                if let Some(proxy) = self.redis.proxy() {
+                    strike_network(proxy, fault, random).await;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn any_package(&self, random: &mut Random) -> &Counting {
+        &self.packages[random.below(self.packages.len() as u64) as usize]
+    }
+
+    /// Has Redis forget the last call of each caller.
+    async fn begin_two_epochs(&self) -> Result<()> {
+        let Some(server) = self.redis.standalone() else {
+            return Ok(());
+        };
+        let mut redis = server.manager().await;
+        for home in Home::all().filter(|home| home.partition == 0) {
+            let keys = ["calls", "calls_before", "requests", "requests_before"];
+            let keys = keys.map(|name| home.key(name));
+            for _ in 0..2 {
+                // an epoch that began long ago is over
+                let began = [&*keys[0], "=began_at", "0"];
+                if redis::cmd("EXISTS")
+                    .arg(&keys[0])
+                    .query_async(&mut redis)
+                    .await?
+                {
+                    redis::cmd("HSET")
+                        .arg(&began)
+                        .exec_async(&mut redis)
+                        .await?;
+                    let mut begin = redis::cmd("EVAL");
+                    begin.arg(EPOCH).arg(keys.len()).arg(&keys).arg(&[""; 4]);
+                    begin.exec_async(&mut redis).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces all writers, as a release of the application does. Each finishes its calls.
+    async fn restart_writers(&mut self) -> Result<()> {
+        for package in &self.packages {
+            package.order(Order::Restart);
+        }
+        for _ in 0..self.writers.len() {
+            self.start_writer().await?;
+            let writer = self.writers.remove(0);
+            finish(writer).await?;
+        }
+        Ok(())
+    }
+
+    async fn strike_daemon(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
+        let Some((daemon, address)) = &mut self.daemon else {
+            return Ok(());
+        };
+        match fault {
+            Fault::DaemonKilled => {
+                daemon.kill().await?;
+                daemon.keep_running()
+            }
+            Fault::DaemonPaused => {
+                daemon.signal("STOP")?;
+                pause(random).await;
+                daemon.signal("CONT")
+            }
+            Fault::DaemonReloaded => {
+                let listen = address.to_string();
+                self.reloads += 1;
+                self.configure("daemon", &self.place, &listen)?;
+                match &mut self.daemon {
+                    Some((daemon, _)) => daemon.signal("HUP"),
+                    None => Ok(()),
+                }
+            }
+            _ => {
+                let (database, pool) = self.mysql.database("another").await;
+                MysqlStore::new(&pool)?.create_tables().await?;
+                hand::create_table(&pool).await?;
+                site::create_tables(&pool).await?;
+                let place = Place {
+                    redis: self.place.redis.clone(),
+                    mysql: self.mysql.url(&database),
+                };
+                let config = self.configure("another", &place, "off")?;
+                let program = daemon::program().ok_or("the daemon was not built")?;
+                let mut another = Daemon::start(&program, &config)?;
+                pause(random).await;
+                another.kill().await
+            }
+        }
+    }
+
+    async fn strike_redis(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
+        match fault {
             Fault::RedisCrashed => {
                 // no late call of a cached counter outlives a crash (docs/protocol.md, 4.2)
-                if let Some(proxy) = proxy {
-                    proxy.calm();
-                    sleep(Duration::from_millis(LATE)).await;
+                self.calm().await;
+                self.watch.windows.borrow_mut().suspend();
+                let stored = ledger(&self.pool).await?;
+                let loss = self.redis.crash(random).await?;
+                if let Some(server) = self.redis.standalone() {
+                    self.watch.look_at(server.url());
                 }
-                let lost = self.redis.crash(random).await?;
-                self.lost.extend(lost);
+                self.note(loss, stored).await
             }
-            Fault::RedisPaused => {
-                server.pause();
-                pause(random).await;
-                server.resume();
+            Fault::RedisRestored | Fault::RedisRestoredBehindTheirBacks => {
+                let Some(server) = self.redis.standalone() else {
+                    return Ok(());
+                };
+                let dump = server.back_up().await;
+                sleep(Duration::from_millis(random.below(OLDER))).await;
+                self.calm().await;
+                let is_behind = fault == Fault::RedisRestoredBehindTheirBacks;
+                if is_behind {
+                    self.reconcilers.kill_all().await?;
+                    if let Some((daemon, _)) = &mut self.daemon {
+                        daemon.kill().await?;
+                    }
+                }
+                self.watch.windows.borrow_mut().suspend();
+                let stored = ledger(&self.pool).await?;
+                if let Some(server) = self.redis.standalone() {
+                    server.restore(&dump).await;
+                }
+                self.note(Loss::Pending(now()), stored).await?;
+                if is_behind {
+                    pause(random).await;
+                    self.reconcilers.start_all().await?;
+                    if let Some((daemon, _)) = &mut self.daemon {
+                        daemon.keep_running()?;
+                    }
+                }
+                Ok(())
             }
-            Fault::RedisWithoutMemory => {
-                server.run::<()>("CONFIG SET maxmemory 1").await?;
-                pause(random).await;
-                server.run::<()>("CONFIG SET maxmemory 0").await?;
+            Fault::PrimaryHandedOver => {
+                self.redis.hand_over(random).await;
+                Ok(())
             }
+            Fault::SlotsMoved => {
+                let homes: Vec<_> = Home::all().collect();
+                let home = homes[random.below(homes.len() as u64) as usize];
+                self.redis.move_slot(&home.key("calls"), random).await
+            }
+            Fault::UnknownFamilyAnnounced => {
+                let announce = "SADD cf1:wanted nobody/knows not-a-family";
+                Ok(self
+                    .redis
+                    .server_of("cf1:wanted")
+                    .await?
+                    .run(announce)
+                    .await?)
+            }
+            fault => strike_server(self.redis.primary(random).await, fault, random).await,
+        }
+    }
+
+    /// Ends the disturbances of calls, and waits until those that are late have arrived.
+    async fn calm(&self) {
+        if let Some(proxy) = self.redis.proxy() {
+            proxy.calm();
+            sleep(Duration::from_millis(LATE)).await;
+        }
+    }
+
+    /// Notes what a crash may have lost. MySQL had `stored` completely before it.
+    async fn note(&self, loss: Loss, stored: Ledger) -> Result<()> {
+        let mut windows = self.watch.windows.borrow_mut();
+        match loss {
+            Loss::Nothing => {}
+            Loss::Of(time) => windows.add(*time.start(), *time.end()),
+            Loss::Pending(crashed) => {
+                drop(windows);
+                self.watch.crash(&stored, crashed);
+                windows = self.watch.windows.borrow_mut();
+            }
+        }
+        windows.know();
+        Ok(())
+    }
+
+    async fn strike_mysql(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
+        match fault {
             Fault::MysqlKilled => {
                 self.mysql.kill();
                 sleep(Duration::from_millis(random.below(LATE))).await;
@@ -173,46 +553,152 @@ impl<'m> Stage<'m> {
                 pause(random).await;
                 self.mysql.resume();
             }
-            Fault::PrimaryHandedOver => self.redis.hand_over(random).await,
-            Fault::AllConnectionsToRedisClosed => {
-                server.run::<()>("CLIENT KILL TYPE normal").await?;
+            Fault::MysqlRestored => {
+                let (begun, stored) = (now(), ledger(&self.pool).await?);
+                // others see a commit before it is in the log
+                sleep(Duration::from_millis(LATE)).await;
+                let backup = self.mysql.back_up();
+                let deleted = self.deleted.clone();
+                sleep(Duration::from_millis(random.below(OLDER))).await;
+                self.watch.windows.borrow_mut().suspend();
+                self.mysql.restore(&backup).await;
+                self.deleted = deleted;
+                self.watch.restored(&stored, begun, now());
+                self.watch.windows.borrow_mut().know();
             }
-            Fault::AllConnectionsToMysqlClosed => {
-                cut_mysql(&self.pool).await?;
+            Fault::TableLocked => {
+                let mut lock = self.pool.acquire().await?.detach();
+                sqlx::raw_sql("LOCK TABLES views WRITE")
+                    .execute(&mut lock)
+                    .await?;
+                pause(random).await;
             }
-            Fault::ScriptsFlushed => server.run::<()>("SCRIPT FLUSH").await?,
-            network => {
-                if let Some(proxy) = proxy {
-                    disturb(proxy, network, random);
+            Fault::ColumnTooSmall => {
+                let first = site::ids_in_use(now() - ON_THE_WAY, now()).start;
+                self.exempt.borrow_mut().push(first..u64::MAX);
+                for event in ["INSERT", "UPDATE"] {
+                    let create = format!(
+                        "CREATE TRIGGER small_{event} BEFORE {event} ON views FOR EACH ROW \
+                         IF NEW.hits > {SMALL} THEN SIGNAL SQLSTATE '22003' SET MYSQL_ERRNO = 1264, \
+                         MESSAGE_TEXT = 'Out of range value for column hits'; END IF"
+                    );
+                    sqlx::raw_sql(AssertSqlSafe(create))
+                        .execute(&self.pool)
+                        .await?;
                 }
+                pause(random).await;
+                for event in ["INSERT", "UPDATE"] {
+                    let drop = format!("DROP TRIGGER small_{event}");
+                    sqlx::raw_sql(AssertSqlSafe(drop))
+                        .execute(&self.pool)
+                        .await?;
+                }
+                let end = site::ids_in_use(now(), now()).end;
+                if let Some(refused) = self.exempt.borrow_mut().last_mut() {
+                    refused.end = end;
+                }
+                self.retry_rejects().await?;
+            }
+            Fault::RowDeleted => {
+                let mut transaction = self.pool.begin().await?;
+                let select = "SELECT id, hits FROM views ORDER BY id DESC LIMIT 1 FOR UPDATE";
+                let row: Option<(u64, i64)> = sqlx::query_as(select)
+                    .fetch_optional(&mut *transaction)
+                    .await?;
+                if let Some((id, hits)) = row {
+                    // before it is deleted, so that no read is compared that may lack it
+                    self.exempt.borrow_mut().push(id..id + 1);
+                    let delete = sqlx::query("DELETE FROM views WHERE id = ?").bind(id);
+                    delete.execute(&mut *transaction).await?;
+                    transaction.commit().await?;
+                    *self.deleted.entry(id).or_default() += hits;
+                }
+            }
+            _ => {
+                cut_mysql(&self.pool).await?;
             }
         }
         Ok(())
     }
 
-    /// Ends the processes, and moves everything to MySQL. Returns what the journals and MySQL have.
-    pub async fn settle(mut self) -> Result<(Journals, BTreeMap<Counter, i64>)> {
+    /// Adds the deltas that a small column refused.
+    async fn retry_rejects(&self) -> Result<()> {
+        if let Means::Library(site) = &self.means {
+            let family = site.views();
+            let store = site.pair.mysql()?;
+            families::patiently(async || store.retry_rejects(family, None).await).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends the writers, and waits until everything is in MySQL.
+    pub async fn settle(mut self) -> Result<Settled> {
+        let ended = Instant::now();
         if let Some(proxy) = self.redis.proxy() {
             proxy.call_off();
             proxy.calm();
         }
-        for (writer, _) in &mut self.writers {
-            writer.order("stop").await?;
+        let wedged = |what: &str| format!("{what} {SAVED_WITHIN:?} after the last fault");
+        for package in std::mem::take(&mut self.packages) {
+            let name = package.client.name();
+            let stopped = timeout(SAVED_WITHIN, package.stop()).await;
+            stopped.map_err(|_| wedged(&format!("{name} has not ended")))??;
         }
-        for (_, reports) in &mut self.writers {
-            if !matches!(reports.next().await?, Some(Report::Finished { .. })) {
-                return Err("a writer ended early".into());
-            }
+        for writer in std::mem::take(&mut self.writers) {
+            let finished = timeout(SAVED_WITHIN, finish(writer)).await;
+            finished.map_err(|_| wedged("a writer has not ended"))??;
         }
-        self.finish_jobs().await?;
-        let journals = self.journals()?;
+        let jobs = timeout(SAVED_WITHIN, self.finish_jobs()).await;
+        jobs.map_err(|_| wedged("a job has no outcome"))??;
+        if self.way == Way::Library {
+            let saved = timeout(SAVED_WITHIN, self.wait_until_saved()).await;
+            saved.map_err(|_| wedged("hits are pending"))??;
+        }
+        let saved_within = ended.elapsed();
         self.reconcilers.stop().await?;
-        self.means.drain().await?;
-        let rejects = families::rejects(&self.pool).await?;
-        if rejects > 0 {
-            return Err(format!("MySQL refused {rejects} deltas").into());
+        if let Some((daemon, _)) = self.daemon.take() {
+            daemon.terminate().await?;
         }
-        Ok((journals, self.means.stored(&self.pool).await?))
+        self.means.drain().await?;
+        let mut stored = self.means.stored(&self.pool).await?;
+        for (id, hits) in &self.deleted {
+            *stored.entry((VIEWS, *id)).or_default() += hits;
+        }
+        let (dropped, lost_batches) = sqlx::query_as(
+            "SELECT CAST(COALESCE(SUM(dropped_hits), 0) AS UNSIGNED), \
+               CAST(COALESCE(SUM(lost_batches), 0) AS UNSIGNED) FROM counterfoil_ledger",
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        let mut journals = Journals::new(self.redis.directory());
+        journals.read()?;
+        self.watch.windows.borrow_mut().close();
+        Ok(Settled {
+            journals,
+            names: self.journals,
+            stored,
+            windows: self.watch.windows,
+            _redis: self.redis,
+            dropped,
+            lost_batches,
+            saved_within,
+        })
+    }
+
+    /// Returns once the reconcilers have brought everything to MySQL.
+    async fn wait_until_saved(&mut self) -> Result<()> {
+        loop {
+            if let Some((daemon, _)) = &mut self.daemon {
+                daemon.keep_running()?;
+            }
+            if !self.redis.is_pending().await? {
+                self.retry_rejects().await?;
+                if families::rejects(&self.pool).await? == 0 {
+                    return Ok(());
+                }
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Repeats the jobs of killed writers.
@@ -220,29 +706,64 @@ impl<'m> Stage<'m> {
         if self.persistence.forgets_requests() {
             return Ok(());
         }
-        let open = self.journals()?.open;
-        let scribe = Scribe::create(&self.redis.directory(), self.opened)?;
-        self.opened += 1;
+        let (open, number) = (self.read_journals()?.open, self.journal("the crate"));
+        let scribe = Scribe::create(&self.redis.directory(), number)?;
         for job in &open {
             let begun = now();
             while self.means.count(std::slice::from_ref(job)).await != [Some(true)] {}
-            scribe.end(std::iter::once((job, true)), begun)?;
+            scribe.end(std::iter::once((job, true)), begun, 1)?;
         }
         Ok(())
     }
 }
 
-/// Has the network disturb one of the next calls.
-fn disturb(proxy: &Proxy, fault: Fault, random: &mut Random) {
+/// Lets a writer finish its calls.
+async fn finish((mut writer, mut reports): (Worker, Reports)) -> Result<()> {
+    writer.order("stop").await?;
+    match reports.next().await? {
+        Some(Report::Finished { .. }) => Ok(()),
+        _ => Err("a writer ended early".into()),
+    }
+}
+
+async fn pause(random: &mut Random) {
+    sleep(Duration::from_millis(random.below(PAUSED))).await;
+}
+
+async fn strike_server(server: &RedisServer, fault: Fault, random: &mut Random) -> Result<()> {
+    match fault {
+        Fault::RedisPaused => {
+            server.pause();
+            pause(random).await;
+            server.resume();
+        }
+        Fault::RedisWithoutMemory => {
+            server.run::<()>("CONFIG SET maxmemory 1").await?;
+            pause(random).await;
+            server.run::<()>("CONFIG SET maxmemory 0").await?;
+        }
+        Fault::ScriptsFlushed => server.run::<()>("SCRIPT FLUSH").await?,
+        _ => server.run::<()>("CLIENT KILL TYPE normal").await?,
+    }
+    Ok(())
+}
+
+/// Has the network disturb one of the next calls, or all for a while.
+async fn strike_network(proxy: &Proxy, fault: Fault, random: &mut Random) {
     let (cut, after) = (
         random.below(CUT) as usize,
         Duration::from_millis(random.below(LATE)),
     );
-    let calls = ["EVALSHA", "HINCRBY"];
+    let calls = ["EVALSHA", "HINCRBY", "INCR", "LPUSH"];
     match fault {
         Fault::ConnectionCutInARequest => proxy.cut_requests_after(cut),
         Fault::ConnectionCutInAReply => proxy.cut_replies_after(cut),
         Fault::CallLate => proxy.disturb(calls, Fate::Late { after }),
-        _ => proxy.disturb(calls, Fate::Twice { after }),
+        Fault::CallTwice => proxy.disturb(calls, Fate::Twice { after }),
+        _ => {
+            proxy.delay_replies(after);
+            pause(random).await;
+            proxy.delay_replies(Duration::ZERO);
+        }
     }
 }

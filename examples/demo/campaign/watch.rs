@@ -1,65 +1,112 @@
-//! Reads of values during the faults, compared with the journals before and after each of them.
+//! Reads of values during the faults, by the crate and by the daemon, compared with the journals before
+//! and after each of them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::ops::Range;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::journal::Journals;
+use super::daemon;
+use super::journal::{Counted, Journals, now};
 use super::persistence::Persistence;
-use super::site::{READABLE, Site};
+use super::site::{FAMILIES, OUTSIDE, READABLE, Site, VOTES};
+use super::window::Windows;
 use crate::Result;
-use crate::families::{Place, patiently};
+use crate::families::{NAMESPACE, Place, patiently};
 
 const PAUSE: Duration = Duration::from_millis(30);
 /// The number of counters read at a time: those of the last seconds.
 const RECENT: usize = 100;
 
 /// The values that were read.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Reads {
     pub checked: u64,
+    /// Those of them that the daemon replied.
+    pub by_daemon: u64,
     /// Those that lack an acknowledged hit, or have one too many.
     pub wrong: u64,
 }
 
-/// Reads the values of counters in use again and again until `is_over` is set. Once Redis may have
-/// crashed, a value may lack hits.
-pub async fn watch(
-    place: Place,
-    persistence: Persistence,
-    directory: PathBuf,
-    is_over: &Cell<bool>,
-) -> Result<Reads> {
-    let site = patiently(async || Site::open(&place, persistence).await).await?;
-    let (mut journals, mut reads) = (Journals::new(directory, Vec::new()), Reads::default());
-    for family in READABLE.iter().cycle() {
-        if is_over.get() {
-            break;
-        }
-        sleep(PAUSE).await;
-        journals.read()?;
-        let all = journals.counters.range((*family, 0)..(family + 1, 0));
-        let recent = all.rev().take(RECENT);
-        let (ids, acknowledged): (Vec<_>, Vec<_>) = recent
-            .map(|((_, id), counted)| (*id, counted.acknowledged))
-            .unzip();
-        // a server may be unavailable, or a set-back not repaired yet
-        let Ok(values) = site.values(*family, &ids).await else {
-            continue;
-        };
-        journals.read()?;
-        for ((id, acknowledged), value) in ids.iter().zip(acknowledged).zip(values) {
-            let least = if persistence == Persistence::Always {
-                acknowledged
-            } else {
-                0
+/// What the reads are compared with.
+pub struct Reader {
+    pub place: Place,
+    pub persistence: Persistence,
+    pub directory: PathBuf,
+    pub daemon: Option<SocketAddr>,
+    pub windows: Rc<RefCell<Windows>>,
+    /// The ids whose values may lack hits by a fault of the application.
+    pub exempt: Rc<RefCell<Vec<Range<u64>>>>,
+}
+
+impl Reader {
+    /// Reads the values of counters in use again and again until `is_over` is set.
+    pub async fn run(self, is_over: &Cell<bool>) -> Result<Reads> {
+        let open = async || Site::open(&self.place, self.persistence).await;
+        let site = patiently(open).await?;
+        let (mut journals, mut reads) = (Journals::new(self.directory.clone()), Reads::default());
+        for (number, family) in READABLE.iter().cycle().enumerate() {
+            if is_over.get() {
+                break;
+            }
+            sleep(PAUSE).await;
+            journals.read()?;
+            let all = journals.counters.range((*family, 0)..(family + 1, 0));
+            let recent = all.rev().take(RECENT);
+            let (ids, acknowledged): (Vec<_>, Vec<_>) = recent
+                .map(|((_, id), counted)| (*id, counted.acknowledged()))
+                .unzip();
+            let was_unsettled = self.windows.borrow().is_unsettled();
+            // a server may be unavailable, or a set-back not repaired yet
+            let by_daemon = self.daemon.filter(|_| number % 2 == 1 && !ids.is_empty());
+            let values = match by_daemon {
+                Some(address) => {
+                    let name = format!("{NAMESPACE}/{}", FAMILIES[*family]);
+                    daemon::values(address, &name, &ids).await?
+                }
+                None => site.values(*family, &ids).await.ok(),
             };
-            let most = journals.counters[&(*family, *id)].most();
-            reads.checked += 1;
-            reads.wrong += u64::from(!(least..=most).contains(&value));
+            let Some(values) = values else {
+                continue;
+            };
+            journals.read()?;
+            if *family == VOTES && (was_unsettled || self.windows.borrow().is_unsettled()) {
+                continue;
+            }
+            for ((id, acknowledged), value) in ids.iter().zip(acknowledged).zip(values) {
+                if self.exempt.borrow().iter().any(|ids| ids.contains(id)) {
+                    continue;
+                }
+                let counter = (*family, *id);
+                let counted = &journals.counters[&counter];
+                let exposed = counted.exposed(counter, &self.windows.borrow(), acknowledged);
+                let outside = journals
+                    .counters
+                    .get(&(OUTSIDE, *id))
+                    .map_or(0, Counted::most);
+                let least = acknowledged - exposed;
+                let most = counted.most() + if *family == VOTES { outside } else { 0 };
+                reads.checked += 1;
+                reads.by_daemon += u64::from(by_daemon.is_some());
+                if !(least..=most).contains(&value) {
+                    reads.wrong += 1;
+                    let family = FAMILIES[*family];
+                    let by = if by_daemon.is_some() {
+                        "daemon"
+                    } else {
+                        "crate"
+                    };
+                    let at = now();
+                    eprintln!(
+                        "{family} {id}: {value} by the {by} at {at}, which should be {least} to {most}"
+                    );
+                }
+            }
         }
+        Ok(reads)
     }
-    Ok(reads)
 }

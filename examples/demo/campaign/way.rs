@@ -1,4 +1,4 @@
-//! The ways to count: the library's, and two that applications use without it.
+//! The ways to count: the library's, and those that applications use without it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,6 +21,16 @@ pub enum Way {
     Rename,
     /// HINCRBY; a worker takes the hash out of Redis, and adds it to MySQL in a transaction
     Take,
+    /// INCR of a key for each counter; a job takes each key by GETDEL, and adds it to MySQL
+    Getdel,
+    /// INCR of a key for each counter; a job adds the values to MySQL in a transaction, and subtracts
+    /// what it added by DECRBY
+    Decrby,
+    /// INCR of a value that Redis took from MySQL; a job writes the values that changed back
+    Dirty,
+    /// LPUSH of a job for each hit; workers take one at a time, add it to MySQL, and remove it, and
+    /// repeat those of dead workers
+    Jobs,
 }
 
 /// The means of a process that counts.
@@ -41,6 +51,19 @@ impl Way {
     /// Returns whether it counts in such a Redis.
     pub fn takes(self, persistence: Persistence) -> bool {
         self == Way::Library || persistence != Persistence::Cluster
+    }
+
+    /// Returns the role in which this program writes to MySQL, with its options.
+    pub fn role(self) -> &'static [&'static str] {
+        match self {
+            Way::Library => &["serve-process"],
+            Way::Rename => &["by-hand-process", "--way=rename"],
+            Way::Take => &["by-hand-process", "--way=take"],
+            Way::Getdel => &["by-hand-process", "--way=getdel"],
+            Way::Decrby => &["by-hand-process", "--way=decrby"],
+            Way::Dirty => &["by-hand-process", "--way=dirty"],
+            Way::Jobs => &["by-hand-process", "--way=jobs"],
+        }
     }
 
     /// Returns the number of families that it counts.

@@ -16,7 +16,7 @@ use crate::families::Place;
 use crate::zipf::Random;
 
 /// The number of calls in progress at a time.
-const CONCURRENT: usize = 8;
+const CONCURRENT: usize = 16;
 /// The most hits of a call that counts many.
 const MANY: u64 = 50;
 
@@ -74,7 +74,7 @@ impl Writer {
                     Some(false) if is_repeated => None,
                     known => Some((hit, (*known)?)),
                 });
-            self.scribe.end(known, begun)?;
+            self.scribe.end(known, begun, hits.len())?;
             if outcomes.contains(&Some(true)) {
                 return Ok(());
             }

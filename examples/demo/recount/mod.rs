@@ -123,7 +123,7 @@ impl<'s> Processes<'s> {
         load: &'s saver::Load,
         journals: &'s RefCell<Journals>,
     ) -> Result<Self> {
-        let reconcilers = Reconcilers::start("save-reconciler-process", &servers.place).await?;
+        let reconcilers = Reconcilers::start(&["save-reconciler-process"], &servers.place).await?;
         let mut processes = Processes {
             servers,
             way,

@@ -49,7 +49,7 @@ pub async fn run(Args { ballot }: Args) -> Result<bool> {
     let before = Meter::read(&servers).await?;
     let mut disturber = Disturber::new(
         &servers,
-        Reconcilers::start("saver-process", &servers.place).await?,
+        Reconcilers::start(&["saver-process"], &servers.place).await?,
     );
     let args = [ballot.args(), servers.directory_args()?].concat();
     let voters = Writers::start("voter-process", &servers.place, &args).await?;
