@@ -26,6 +26,10 @@ pub enum Fault {
     RedisCrashed,
     RedisPaused,
     RedisWithoutMemory,
+    RedisDiskFull,
+    /// The clock of the server steps, by up to two epochs.
+    ClockForward,
+    ClockBack,
     /// The server returns to an older dump.
     RedisRestored,
     /// The same, while neither reconciler nor daemon runs.
@@ -59,6 +63,10 @@ pub struct Cast {
     pub is_library: bool,
     pub has_daemon: bool,
     pub has_packages: bool,
+    /// The clock of Redis can step.
+    pub has_clock: bool,
+    /// Redis has a small disk.
+    pub has_disk: bool,
 }
 
 impl Fault {
@@ -83,6 +91,8 @@ impl Fault {
             Fault::RedisRestored | Fault::RedisRestoredBehindTheirBacks => {
                 cast.is_library && cast.persistence == Persistence::Snapshots
             }
+            Fault::RedisDiskFull => cast.has_disk,
+            Fault::ClockForward | Fault::ClockBack => cast.has_clock,
             Fault::PackageKilled | Fault::PackagePaused => cast.has_packages,
             Fault::DaemonKilled
             | Fault::DaemonPaused

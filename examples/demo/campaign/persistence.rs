@@ -34,6 +34,11 @@ impl Persistence {
         }
     }
 
+    /// Returns whether the clock of the server may step: without a settle time, which it measures.
+    pub fn may_step(self) -> bool {
+        self.durability() == Durability::Immediate
+    }
+
     pub fn durability(self) -> Durability {
         match self {
             Self::Everysec | Self::Replica | Self::Cluster => Durability::default(),

@@ -228,12 +228,16 @@ pub fn tables(runs: &[Run]) -> String {
     for (client, hits) in &all.clients {
         let _ = writeln!(text, "| {client} | {} |", count(*hits));
     }
-    text += "\n| fault | times |\n|---|---|\n";
     let mut faults: Vec<_> = all.faults.iter().collect();
     faults.sort_by_key(|(name, times)| (std::cmp::Reverse(**times), (*name).clone()));
-    for (fault, times) in faults {
-        let _ = writeln!(text, "| {fault} | {} |", HumanCount(*times));
-    }
+    let faults = faults
+        .into_iter()
+        .map(|(name, times)| format!("{name} {}", HumanCount(*times)));
+    let _ = writeln!(
+        text,
+        "\nThe faults: {}.",
+        faults.collect::<Vec<_>>().join(", ")
+    );
     let by_hand = runs.iter().filter(|run| run.way != "library");
     let by_hand = sums(by_hand.flat_map(|run| {
         run.rounds

@@ -38,7 +38,7 @@ impl Redis {
         if persistence == Persistence::Cluster {
             return Redis::Cluster(RedisCluster::start(persistence.options()).await);
         }
-        let server = RedisServer::start(persistence.options()).await;
+        let server = start(persistence).await;
         let proxy = Proxy::to(&server);
         let mut redis = Standalone {
             persistence,
@@ -230,6 +230,23 @@ async fn kill_ahead(
     let killed = now();
     replica.resume();
     Ok(start - REPLICATED..=killed)
+}
+
+/// Starts a server whose clock can step or whose disk can be full, as far as this machine allows it.
+async fn start(persistence: Persistence) -> RedisServer {
+    let options = persistence.options();
+    if persistence == Persistence::Everysec
+        && let Ok(server) = RedisServer::start_with_disk(options.clone()).await
+    {
+        return server;
+    }
+    let with_clock = persistence.may_step().then(|| options.clone().clock());
+    RedisServer::start(
+        with_clock
+            .and_then(std::result::Result::ok)
+            .unwrap_or(options),
+    )
+    .await
 }
 
 async fn any_primary(cluster: &RedisCluster, random: &mut Random) -> usize {

@@ -43,6 +43,8 @@ const CUT: u64 = 3_000;
 const LATE: u64 = 200;
 /// The longest time after which an older state is restored, in ms.
 const OLDER: u64 = 2_000;
+/// The longest step of a clock, in ms.
+const STEP: u64 = 120_000;
 /// The time within which everything must be in MySQL after the last fault.
 const SAVED_WITHIN: Duration = Duration::from_secs(60);
 /// The time that a row may take from its count to MySQL, in ms.
@@ -161,7 +163,10 @@ impl<'m> Stage<'m> {
 
     /// Returns what the round has.
     pub fn cast(&self) -> Cast {
+        let server = self.redis.standalone();
         Cast {
+            has_clock: server.is_some_and(RedisServer::has_clock),
+            has_disk: server.is_some_and(|server| server.disk().is_some()),
             persistence: self.persistence,
             is_library: self.way == Way::Library,
             has_daemon: self.daemon.is_some(),
@@ -338,6 +343,9 @@ impl<'m> Stage<'m> {
             Fault::RedisCrashed
             | Fault::RedisPaused
             | Fault::RedisWithoutMemory
+            | Fault::RedisDiskFull
+            | Fault::ClockForward
+            | Fault::ClockBack
             | Fault::RedisRestored
             | Fault::RedisRestoredBehindTheirBacks
             | Fault::UnknownFamilyAnnounced
@@ -742,6 +750,23 @@ async fn strike_server(server: &RedisServer, fault: Fault, random: &mut Random) 
             pause(random).await;
             server.run::<()>("CONFIG SET maxmemory 0").await?;
         }
+        Fault::RedisDiskFull => {
+            if let Some(disk) = server.disk() {
+                disk.fill();
+                pause(random).await;
+                disk.free();
+                // what did not fit waits in memory, where a crash would lose it
+                let is_written = async || {
+                    let info: String = server.run("INFO persistence").await?;
+                    Ok::<_, redis::RedisError>(info.contains("aof_last_write_status:ok"))
+                };
+                while !is_written().await? {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+        }
+        Fault::ClockForward => server.step_clock_forward(Duration::from_millis(random.below(STEP))),
+        Fault::ClockBack => server.step_clock_back(Duration::from_millis(random.below(STEP))),
         Fault::ScriptsFlushed => server.run::<()>("SCRIPT FLUSH").await?,
         _ => server.run::<()>("CLIENT KILL TYPE normal").await?,
     }
