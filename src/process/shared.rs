@@ -2,6 +2,7 @@
 //! for a reconciler.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -197,11 +198,16 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the partitions of the family that remember callers, with their numbers.
-    pub fn homes(&self, family: &Family) -> Vec<(u32, Partition)> {
+    /// Returns the partitions of the family that remember callers, each with the numbers of those
+    /// whose callers it remembers.
+    pub fn homes(&self, family: &Family) -> Vec<(Range<u32>, Partition)> {
+        let all = family.partitions();
         self.topology
-            .homes(family.partitions())
-            .map(|number| (number, self.partition(family, number)))
+            .homes(all)
+            .map(|number| {
+                let partitions = self.topology.partitions_of(number, all);
+                (partitions, self.partition(family, number))
+            })
             .collect()
     }
 

@@ -1,7 +1,7 @@
 //! The watch for a Redis that lost its memory: a restarted, emptied or replaced server is
 //! configured again and probed.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,6 @@ use crate::connection::Connection;
 use crate::error::{Error, Result};
 use crate::process::family::OpenFamily;
 use crate::process::tasks::{bisected, try_each};
-use crate::process::work::FamilySlot;
 use crate::reconciler::flusher::Flusher;
 use crate::reconciler::step::Step;
 use crate::reconciler::{set_back, upkeep};
@@ -29,7 +28,7 @@ const PROBE: Duration = Duration::from_secs(30);
 const ON_A_SERVER: usize = 500;
 const IN_A_CLUSTER: usize = 16;
 /// The maximum number of names in a line of the log.
-const MAX_NAMES: usize = 10;
+const NAMED: usize = 10;
 
 /// The servers of a Redis by their addresses, each with its run id.
 type Servers = BTreeMap<String, String>;
@@ -43,20 +42,8 @@ struct ServerWatch {
     probed: usize,
     /// The index of the first family in the next check.
     first: usize,
-    /// The families that Redis knew at an earlier check, and those of other processes that were
-    /// checked before.
-    checked: HashSet<FamilySlot>,
-    /// Redis did not know a family of the last check that it had known before.
-    is_emptied: bool,
-}
-
-/// The families that Redis does not know.
-#[derive(Default)]
-struct Lacking {
-    /// Those that it lost.
-    lost: Vec<Arc<OpenFamily>>,
-    /// Those that it may never have known.
-    new: Vec<Arc<OpenFamily>>,
+    /// Redis did not know a family of the last check.
+    is_lacking: bool,
 }
 
 /// Checks again and again that Redis has not lost or reverted its state.
@@ -66,8 +53,7 @@ pub async fn watch_servers(flusher: Arc<Flusher>) {
         probe_at: Instant::now(),
         probed: 0,
         first: 0,
-        checked: HashSet::new(),
-        is_emptied: false,
+        is_lacking: false,
     };
     loop {
         // boxed to keep the task small
@@ -83,20 +69,21 @@ impl ServerWatch {
         let servers = admin::redis::run_ids(&flusher.redis).await?;
         let families = flusher.shared.opened();
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
-        let Lacking { mut lost, new } = self.lacking(flusher, &families).await?;
-        let databases: Vec<_> = lost.iter().map(|one| database(one)).collect();
-        // another process has registered a new family, and is about to write its settings
-        let is_due = |one: &Arc<OpenFamily>| !one.is_served;
-        if is_other || !lost.is_empty() || new.iter().any(is_due) {
+        let lacking = self.lacking(flusher, &families).await?;
+        if !lacking.is_empty() && !self.is_lacking {
+            let names: Vec<_> = lacking.iter().take(NAMED).cloned().collect();
+            let (families, number) = (names.join(" "), lacking.len());
+            tracing::error!(
+                families,
+                number,
+                "Redis does not know these families: they are new, were adopted, or Redis was emptied. If it \
+                 was, the hits that the database did not have are lost"
+            );
+        }
+        self.is_lacking = !lacking.is_empty();
+        if is_other || self.is_lacking {
             configure(flusher, &families).await;
         }
-        // a family that a new database has taken over was deleted on purpose
-        let mut before = databases.into_iter();
-        lost.retain(|one| before.next() == Some(database(one)));
-        if !lost.is_empty() && !self.is_emptied {
-            report(&lost);
-        }
-        self.is_emptied = !lost.is_empty();
         let is_new = families.len() > self.probed;
         if is_other || is_new || self.probe_at <= Instant::now() {
             probe(flusher, &families).await?;
@@ -112,12 +99,12 @@ impl ServerWatch {
         Ok(())
     }
 
-    /// Returns the families, of those whose turn it is, that Redis does not know.
+    /// Returns the names of the families, of those whose turn it is, that Redis does not know.
     async fn lacking(
         &mut self,
         flusher: &Flusher,
         families: &[Arc<OpenFamily>],
-    ) -> Result<Lacking> {
+    ) -> Result<Vec<String>> {
         let shared = &flusher.shared;
         let count = if shared.topology.is_cluster() {
             IN_A_CLUSTER
@@ -128,21 +115,12 @@ impl ServerWatch {
         let home = |one: &&Arc<OpenFamily>| Keys::new(&one.family, 0).calls();
         let homes: Vec<_> = some.iter().map(home).collect();
         let lacks = |keys| lacks_any(&flusher.redis, keys);
-        let mut are_lacking = vec![false; homes.len()];
+        let mut lacking = Vec::new();
         if (shared.by_group(&homes, ON_A_SERVER, lacks).await?).contains(&true) {
             let lacks = |home| lacks_any(&flusher.redis, slice::from_ref(home));
-            are_lacking = try_each(&homes, lacks).await?;
-        }
-        let mut lacking = Lacking::default();
-        for (one, is_lacking) in some.iter().zip(are_lacking) {
-            if is_lacking && self.checked.contains(&one.slot) {
-                lacking.lost.push((*one).clone());
-            } else if is_lacking {
-                lacking.new.push((*one).clone());
-            }
-            if one.is_served || !is_lacking {
-                self.checked.insert(one.slot);
-            }
+            let are_lacking = try_each(&homes, lacks).await?;
+            let found = some.iter().zip(are_lacking).filter(|(_, lacks)| *lacks);
+            lacking = found.map(|(one, _)| one.family.to_string()).collect();
         }
         self.first += some.len();
         if self.first >= families.len() {
@@ -150,27 +128,6 @@ impl ServerWatch {
         }
         Ok(lacking)
     }
-}
-
-/// Returns the id of the database that has the family as far as this process knows.
-fn database(opened: &OpenFamily) -> Option<String> {
-    opened.known().map(|known| known.database.clone())
-}
-
-/// Logs that Redis has lost these families.
-fn report(lost: &[Arc<OpenFamily>]) {
-    let names: Vec<_> = lost
-        .iter()
-        .take(MAX_NAMES)
-        .map(|one| one.family.to_string())
-        .collect();
-    let (families, number) = (names.join(" "), lost.len());
-    tracing::error!(
-        families,
-        number,
-        "Redis does not know families any more: if it was emptied, the hits that the database did not \
-         have are lost"
-    );
 }
 
 /// Returns whether Redis lacks one of the keys. A key that cannot be read is left out: the upkeep

@@ -1,6 +1,8 @@
 //! The upkeep of a family: its settings in Redis, new epochs so that Redis forgets old callers, and
 //! the search for partitions beyond the family's number (docs/protocol.md, sections 3.2 and 8).
 
+use std::ops::Range;
+
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
@@ -80,14 +82,12 @@ async fn configure_anew(flusher: &Flusher, opened: &OpenFamily) -> Result<()> {
 /// # Errors
 /// [`Mismatch`](ErrorKind::Mismatch) if Redis has another kind or number of partitions.
 pub async fn begin_unregistered(flusher: &Flusher, family: &Family) -> Result<()> {
-    let begin = async |(number, home): &(u32, Partition)| {
+    let begin = async |(partitions, home): &(Range<u32>, Partition)| {
         if home.epoch(family, "").await?.is_some() {
             return Ok(());
         }
-        let topology = &flusher.shared.topology;
-        let partitions = topology.partitions_of(*number, family.partitions());
         let to = &Destination::UNKNOWN;
-        home.configure(family, to, partitions).await
+        home.configure(family, to, partitions.clone()).await
     };
     let homes = flusher.shared.homes(family);
     try_each(&homes, begin).await.map(drop)
@@ -97,10 +97,8 @@ pub async fn begin_unregistered(flusher: &Flusher, family: &Family) -> Result<()
 /// database has accepted these settings.
 pub async fn configure(flusher: &Flusher, registered: &Registration) -> Result<()> {
     let (family, to) = (&registered.family, &registered.destination());
-    let configure = async |(number, home): &(u32, Partition)| {
-        let topology = &flusher.shared.topology;
-        let partitions = topology.partitions_of(*number, family.partitions());
-        home.configure(family, to, partitions).await
+    let configure = async |(partitions, home): &(Range<u32>, Partition)| {
+        home.configure(family, to, partitions.clone()).await
     };
     let homes = flusher.shared.homes(family);
     try_each(&homes, configure).await.map(drop)
@@ -110,10 +108,8 @@ pub async fn configure(flusher: &Flusher, registered: &Registration) -> Result<(
 /// it is in all.
 async fn refresh(flusher: &Flusher, registered: &Registration) -> Result<bool> {
     let (family, to) = (&registered.family, &registered.destination());
-    let refresh = async |(number, home): &(u32, Partition)| {
-        let topology = &flusher.shared.topology;
-        let partitions = topology.partitions_of(*number, family.partitions());
-        home.refresh(family, to, partitions).await
+    let refresh = async |(partitions, home): &(Range<u32>, Partition)| {
+        home.refresh(family, to, partitions.clone()).await
     };
     let homes = flusher.shared.homes(family);
     let refreshed = try_each(&homes, refresh).await?;

@@ -1,5 +1,6 @@
 //! Families are opened, and the daemon learns which ones clients want.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -148,7 +149,7 @@ impl Counterfoil {
     pub async fn refuse(&self, family: &Family, reason: &str) -> Result<()> {
         let end = reason.floor_char_boundary(LONGEST_REASON);
         let homes = self.shared.homes(family);
-        let refuse = async |(_, home): &(u32, Partition)| home.refuse(&reason[..end]).await;
+        let refuse = async |(_, home): &(Range<u32>, Partition)| home.refuse(&reason[..end]).await;
         try_each(&homes, refuse).await.map(drop)
     }
 }

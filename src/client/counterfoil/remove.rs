@@ -1,5 +1,6 @@
 //! The removal of a family that is no longer used.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::admin::Backlog;
@@ -99,7 +100,7 @@ impl Counterfoil {
     /// Returns what is pending in Redis if it is for another database than this one.
     async fn pending_of_others(&self, family: &Family, database: &str) -> Result<Option<Backlog>> {
         let homes = self.shared.homes(family);
-        let is_other = async |(_, home): &(u32, Partition)| {
+        let is_other = async |(_, home): &(Range<u32>, Partition)| {
             let none = [home.keys.probe()];
             home.adopt(&none, database).await
         };

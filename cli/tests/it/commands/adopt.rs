@@ -143,7 +143,7 @@ async fn the_advice_about_another_database_is_to_adopt() {
 async fn a_running_daemon_counts_for_the_new_database() {
     let site = Site::new().await;
     site.configure(&FAMILIES.replace("sync_time = \"1h\"", "sync_time = \"300ms\""));
-    let daemon = site.daemon().await;
+    let _daemon = site.daemon().await;
     site.printed(&["add", "shop/views", "a", "3"]).await;
     site.printed(&["add", "dev-anna/hits", "site", "1"]).await;
     eventually("the first hits are stored", async || {
@@ -173,13 +173,6 @@ async fn a_running_daemon_counts_for_the_new_database() {
     })
     .await;
     eventually("all is stored", async || stored(&site).await >= 12).await;
-    // nothing was lost that was not dropped on purpose
-    assert_eq!(
-        daemon.lines(&["Redis does not know"]),
-        0,
-        "{}",
-        daemon.log()
-    );
 }
 
 /// A client that asks for the epoch learns what is wrong with the table, and counts once it is right.
