@@ -95,6 +95,8 @@ fn documents() -> BTreeMap<PathBuf, Document> {
             "README.md",
             "ARCHITECTURE.md",
             "CHANGELOG.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
             "lua/README.md",
             "lua/vectors.md",
             "clients/README.md",
