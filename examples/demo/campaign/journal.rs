@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::site::JOBS;
-use super::window::Windows;
+use super::window::{Cause, Windows};
 use crate::Result;
 
 /// Unix milliseconds.
@@ -99,11 +99,34 @@ impl Counted {
     }
 
     /// Returns how many of the first `of` acknowledged hits may be missing.
-    pub fn exposed(&self, counter: Counter, windows: &Windows, of: i64) -> i64 {
-        let times = self.times.iter().take(usize::try_from(of).unwrap_or(0));
-        times
-            .filter(|(begun, end)| windows.exposes(counter, *begun, *end))
-            .count() as i64
+    pub fn exposed(&self, counter: Counter, windows: &Windows, of: i64) -> Exposed {
+        let mut exposed = Exposed::default();
+        for (begun, end) in self.times.iter().take(usize::try_from(of).unwrap_or(0)) {
+            match windows.explain(counter, *begun, *end) {
+                Some(Cause::Redis) => exposed.by_redis += 1,
+                Some(Cause::Backup) => exposed.by_backup += 1,
+                None => {}
+            }
+        }
+        exposed
+    }
+}
+
+/// The numbers of hits that may be missing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Exposed {
+    pub by_redis: i64,
+    pub by_backup: i64,
+}
+
+impl Exposed {
+    pub fn all(self) -> i64 {
+        self.by_redis + self.by_backup
+    }
+
+    pub fn add(&mut self, more: Exposed) {
+        self.by_redis += more.by_redis;
+        self.by_backup += more.by_backup;
     }
 }
 

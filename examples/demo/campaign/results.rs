@@ -44,8 +44,10 @@ pub struct Outcome {
     pub single: i64,
     /// Hits whose outcome no process knows.
     pub unknown: i64,
-    /// Acknowledged hits that MySQL lacks, and that a crash may lose.
+    /// Acknowledged hits that MySQL lacks, and that a crash of Redis may lose.
     pub lost_in_crashes: i64,
+    /// Those that an older backup of MySQL lacks.
+    pub lost_with_backups: i64,
     /// Further acknowledged hits that MySQL lacks.
     pub lost: i64,
     /// Hits in MySQL beyond those that were acknowledged or of unknown outcome.
@@ -87,6 +89,7 @@ impl Outcome {
         self.single += more.single;
         self.unknown += more.unknown;
         self.lost_in_crashes += more.lost_in_crashes;
+        self.lost_with_backups += more.lost_with_backups;
         self.lost += more.lost;
         self.doubled += more.doubled;
         self.read += more.read;
@@ -110,13 +113,14 @@ impl fmt::Display for Outcome {
         }
         write!(
             f,
-            "{:<9}  {:>3} faults; {} acknowledged, {} unknown, lost {} in crashes, {} otherwise, {} doubled; \
+            "{:<9}  {:>3} faults; {} acknowledged, {} unknown, lost {} in crashes, {} with backups, {} otherwise, {} doubled; \
              {} values read, {} wrong; saved after {:.1} s",
             self.persistence,
             self.faults(),
             count(self.acknowledged),
             count(self.unknown),
             count(self.lost_in_crashes),
+            count(self.lost_with_backups),
             count(self.lost),
             count(self.doubled),
             HumanCount(self.read),
@@ -177,6 +181,7 @@ fn row(table: &mut String, first: &str, sum: &Outcome) {
         sum.single,
         sum.unknown,
         sum.lost_in_crashes,
+        sum.lost_with_backups,
         sum.lost,
         sum.doubled,
         sum.read.cast_signed(),
@@ -195,8 +200,8 @@ pub fn tables(runs: &[Run]) -> String {
     let rounds = || library.iter().flat_map(|run| &run.rounds);
     let head = |first: &str| {
         format!(
-            "| {first} | rounds | faults | acknowledged | single calls | unknown | lost in crashes | lost otherwise \
-             | doubled | values read | wrong |\n|---|---|---|---|---|---|---|---|---|---|---|\n"
+            "| {first} | rounds | faults | acknowledged | single calls | unknown | lost in crashes | lost with backups | lost otherwise \
+             | doubled | values read | wrong |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n"
         )
     };
     let mut text = head("a crash of Redis");

@@ -73,8 +73,8 @@ impl Round {
         for strike in &strikes {
             *outcome.faults.entry(strike.fault.name()).or_default() += 1;
         }
-        outcome.compare(settled, plant);
         outcome.note_reads(reads);
+        outcome.compare(settled, plant);
         if !outcome.is_exact() {
             for Strike { fault, begun, end } in strikes {
                 eprintln!("{begun} to {end}: {}", fault.name());
@@ -140,27 +140,28 @@ impl Outcome {
                 .filter(|_| counter.0 == VOTES);
             if let Some(written) = written {
                 let place = (OUTSIDE, counter.1);
-                exposed += written.exposed(place, &windows, written.acknowledged());
+                exposed.add(written.exposed(place, &windows, written.acknowledged()));
                 acknowledged += written.acknowledged();
                 most += written.most();
             }
             self.acknowledged += acknowledged;
             self.unknown += most - acknowledged;
             let lacking = (acknowledged - row).max(0);
-            let crashed = lacking.min(exposed);
-            self.lost_in_crashes += crashed;
-            self.lost += lacking - crashed;
+            let in_crashes = lacking.min(exposed.by_redis);
+            let with_backups = (lacking - in_crashes).min(exposed.by_backup);
+            self.lost_in_crashes += in_crashes;
+            self.lost_with_backups += with_backups;
+            self.lost += lacking - in_crashes - with_backups;
             self.doubled += (row - most).max(0);
-            if lacking > exposed || row > most {
-                eprintln!(
-                    "{counter:?}: {row} in MySQL, which should be {} to {most}",
-                    acknowledged - exposed
-                );
+            let least = acknowledged - exposed.all();
+            if !(least..=most).contains(&row) {
+                eprintln!("{counter:?}: {row} in MySQL, which should be {least} to {most}");
             }
         }
         self.doubled += stored.values().sum::<i64>();
         if !self.is_exact() {
             eprintln!("{windows:#?}");
+            testkit::keep();
         }
     }
 
@@ -178,7 +179,7 @@ impl Settled {
         let suited = views.find(|(counter, counted)| {
             let acknowledged = counted.acknowledged();
             let is_known = counted.most() == acknowledged && acknowledged > 0;
-            is_known && counted.exposed(**counter, &windows, acknowledged) == 0
+            is_known && counted.exposed(**counter, &windows, acknowledged).all() == 0
         });
         let Some((counter, counted)) = suited else {
             return;

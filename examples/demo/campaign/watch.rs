@@ -88,7 +88,7 @@ impl Reader {
                     .counters
                     .get(&(OUTSIDE, *id))
                     .map_or(0, Counted::most);
-                let least = acknowledged - exposed;
+                let least = acknowledged - exposed.all();
                 let most = counted.most() + if *family == VOTES { outside } else { 0 };
                 reads.checked += 1;
                 reads.by_daemon += u64::from(by_daemon.is_some());

@@ -22,11 +22,21 @@ const NOTICED: Ms = 30_000;
 /// The time after which a Redis that was restarted counts as one that was not set back, in ms.
 const SETTLED: Ms = 10_000;
 
+/// What a missing hit is explained by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A crash of Redis, or an older state of it.
+    Redis,
+    /// An older backup of MySQL.
+    Backup,
+}
+
 /// The times whose hits a crash may lose. Those of one partition may be missing if the partition was
 /// set back: then they are the hits that were counted after the cut of the last batch in the ledger,
 /// and before the reset.
 #[derive(Clone, Debug)]
 struct Window {
+    cause: Cause,
     /// `None` for all counters.
     home: Option<Home>,
     /// The first time whose hits may be lost.
@@ -56,6 +66,7 @@ impl Windows {
     pub fn add(&mut self, from: Ms, to: Ms) {
         let (home, crashed, to) = (None, to, Some(to));
         self.0.push(Window {
+            cause: Cause::Redis,
             home,
             from,
             crashed,
@@ -78,6 +89,7 @@ impl Windows {
     fn crash(&mut self, home: Home, from: Ms, crashed: Ms) {
         let (home, to) = (Some(home), None);
         self.0.push(Window {
+            cause: Cause::Redis,
             home,
             from,
             crashed,
@@ -107,11 +119,18 @@ impl Windows {
         self.0.iter().any(|window| window.end() == Ms::MAX)
     }
 
-    /// Returns whether a hit that was counted between these times may be missing.
-    pub fn exposes(&self, (family, id): Counter, begun: Ms, end: Ms) -> bool {
-        self.0.iter().any(|window| {
-            let is_of = window.home.is_none_or(|home| home.has(family, id));
-            is_of && begun <= window.end() && end >= window.from
+    /// Returns why a hit that was counted between these times may be missing, if it may.
+    pub fn explain(&self, (family, id): Counter, begun: Ms, end: Ms) -> Option<Cause> {
+        let is_of = |window: &&Window| {
+            let is_its = window.home.is_none_or(|home| home.has(family, id));
+            is_its && begun <= window.end() && end >= window.from
+        };
+        let mut causes = self.0.iter().filter(is_of).map(|window| window.cause);
+        let first = causes.next()?;
+        Some(if causes.any(|cause| cause == Cause::Redis) {
+            Cause::Redis
+        } else {
+            first
         })
     }
 }
@@ -233,6 +252,7 @@ impl Watch {
         for (home, from) in counted.chain(written) {
             let (home, to) = (Some(home), Some(at));
             windows.0.push(Window {
+                cause: Cause::Backup,
                 home,
                 from,
                 crashed: at,
