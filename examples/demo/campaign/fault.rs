@@ -32,7 +32,7 @@ pub enum Fault {
     ClockBack,
     /// The server returns to an older dump.
     RedisRestored,
-    /// The same, while neither reconciler nor daemon runs.
+    /// The server returns to an older dump while neither reconciler nor daemon runs.
     RedisRestoredBehindTheirBacks,
     PrimaryHandedOver,
     SlotsMoved,
@@ -55,7 +55,7 @@ pub enum Fault {
     ScriptsFlushed,
 }
 
-/// What a round has, on which its faults depend.
+/// The properties of a round, on which its faults depend.
 #[derive(Clone, Copy, Debug)]
 pub struct Cast {
     pub persistence: Persistence,

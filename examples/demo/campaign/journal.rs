@@ -1,7 +1,7 @@
 //! The journals of the writers: one file per process, which outlives it. A hit has a line before
 //! its call, and another once its outcome is known.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -140,8 +140,8 @@ pub struct Journals {
     pub by_process: Vec<i64>,
     /// The acknowledged hits whose call had no other hit.
     pub single: i64,
-    /// The jobs without a known outcome.
-    pub open: BTreeSet<Hit>,
+    /// The jobs without a known outcome, and when they began.
+    pub open: BTreeMap<Hit, Ms>,
 }
 
 impl Journals {
@@ -152,7 +152,7 @@ impl Journals {
             counters: BTreeMap::new(),
             by_process: Vec::new(),
             single: 0,
-            open: BTreeSet::new(),
+            open: BTreeMap::new(),
         }
     }
 
@@ -179,7 +179,16 @@ impl Journals {
             return Err(format!("a line of a journal: {line:?}").into());
         };
         let (family, id, name) = (family.parse()?, id.parse()?, name.to_owned());
-        let (begun, end): (Ms, Ms) = (begun.parse()?, end.parse()?);
+        let (mut begun, end): (Ms, Ms) = (begun.parse()?, end.parse()?);
+        if family == JOBS {
+            let hit = Hit { family, id, name };
+            if mark == "+" {
+                self.open.insert(hit, end);
+            } else if let Some(first) = self.open.remove(&hit) {
+                // any of its calls may have counted it
+                begun = first;
+            }
+        }
         let counted = self.counters.entry((family, id)).or_default();
         match mark {
             "+" => counted.begun += 1,
@@ -188,14 +197,6 @@ impl Journals {
                 counted.times.push((begun, end));
                 self.by_process[process] += 1;
                 self.single += i64::from(of == "1");
-            }
-        }
-        if family == JOBS {
-            let hit = Hit { family, id, name };
-            if mark == "+" {
-                self.open.insert(hit);
-            } else {
-                self.open.remove(&hit);
             }
         }
         Ok(())

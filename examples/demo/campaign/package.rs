@@ -22,7 +22,8 @@ pub struct Client {
     pub library: &'static str,
     /// The number of calls in progress at a time.
     lanes: usize,
-    /// Whether one lane forks a process for each call.
+    /// `true` if it forks a process for each call. Threads beside that would leave their locks in the
+    /// child.
     forks: bool,
 }
 
@@ -37,22 +38,29 @@ impl Client {
         }
     }
 
-    const fn forking(mut self) -> Self {
-        self.forks = true;
-        self
+    const fn forking(package: &'static str, library: &'static str) -> Self {
+        let (lanes, forks) = (1, true);
+        Client {
+            package,
+            library,
+            lanes,
+            forks,
+        }
     }
 
     /// All packages, over each of their libraries.
-    pub const ALL: [Client; 9] = [
-        Client::new("python", "redis-py", 4).forking(),
+    pub const ALL: [Client; 11] = [
+        Client::new("python", "redis-py", 4),
         Client::new("node", "ioredis", 8),
         Client::new("php", "phpredis", 1),
         Client::new("go", "go-redis", 8),
-        Client::new("ruby", "redis-client", 4).forking(),
+        Client::new("ruby", "redis-client", 4),
         Client::new("python", "asyncio", 8),
         Client::new("node", "node-redis", 8),
         Client::new("php", "predis", 1),
         Client::new("ruby", "redis", 4),
+        Client::forking("python", "redis-py"),
+        Client::forking("ruby", "redis-client"),
     ];
 
     /// Returns all, those of one package together.
@@ -68,11 +76,12 @@ impl Client {
     }
 
     pub fn name(self) -> String {
-        format!("{} ({})", self.package, self.library)
+        let forks = if self.forks { ", forks" } else { "" };
+        format!("{} ({}{forks})", self.package, self.library)
     }
 }
 
-/// What a fault does to a process.
+/// An action of a fault on a process.
 #[derive(Debug)]
 pub enum Order {
     Signal(&'static str),
@@ -90,7 +99,7 @@ pub struct Counting {
     task: JoinHandle<Result<()>>,
 }
 
-/// What the processes of a package are started with.
+/// The parameters of the processes of a package.
 #[derive(Clone)]
 pub struct Setup {
     pub client: Client,
@@ -267,8 +276,8 @@ impl Process {
             ),
         };
         let thread = match lane {
+            _ if self.setup.client.forks => "fork:1".to_owned(),
             0 => "main".to_owned(),
-            1 if self.setup.client.forks => "fork:1".to_owned(),
             lane => format!("lane-{lane}"),
         };
         let line =

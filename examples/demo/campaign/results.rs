@@ -22,7 +22,7 @@ pub struct Run {
     /// The guard of the protocol that was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without: Option<String>,
-    /// What was wrong in a run that failed, and what was changed.
+    /// The error that a run found, and the change that ended it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     pub rounds: Vec<Outcome>,
@@ -57,7 +57,7 @@ pub struct Outcome {
     pub read_by_daemon: u64,
     /// Values that lack an acknowledged hit, or have one too many.
     pub wrong: u64,
-    /// What MySQL reports of servers that were set back.
+    /// The hits that MySQL reports as dropped, and the batches as lost, by servers that were set back.
     pub dropped: u64,
     pub lost_batches: u64,
     /// The time from the last fault until everything was in MySQL, in milliseconds.
@@ -135,6 +135,11 @@ fn count(number: i64) -> HumanCount {
 }
 
 impl Run {
+    /// Returns whether the run is of the library as it is.
+    fn counts(&self) -> bool {
+        self.way == "library" && self.without.is_none() && self.note.is_none()
+    }
+
     /// Writes the run to a file, as far as it came.
     pub fn write(&self, file: &Path) -> io::Result<()> {
         let text = serde_json::to_string_pretty(self).map_err(io::Error::other)?;
@@ -193,10 +198,7 @@ fn row(table: &mut String, first: &str, sum: &Outcome) {
 
 /// Returns the tables of these runs, in Markdown.
 pub fn tables(runs: &[Run]) -> String {
-    let library: Vec<_> = runs
-        .iter()
-        .filter(|run| run.way == "library" && run.without.is_none())
-        .collect();
+    let library: Vec<_> = runs.iter().filter(|run| run.counts()).collect();
     let rounds = || library.iter().flat_map(|run| &run.rounds);
     let head = |first: &str| {
         format!(
@@ -212,21 +214,10 @@ pub fn tables(runs: &[Run]) -> String {
     row(&mut text, "all", &all);
     text.push('\n');
     text += &head("servers");
-    let of_run = |run: &&Run| {
-        (
-            format!("{}, {}", version(&run.redis), version(&run.mysql)),
-            sum(run.rounds.iter()),
-        )
-    };
-    let by_run: Vec<_> = library.iter().map(of_run).collect();
-    let mut by_servers = BTreeMap::<_, Outcome>::new();
-    for (servers, sum) in &by_run {
-        let all = by_servers.entry(servers.clone()).or_default();
-        let rounds = all.number + sum.number;
-        all.add(sum);
-        all.number = rounds;
-    }
-    for (servers, sum) in by_servers {
+    let by_servers = library
+        .iter()
+        .flat_map(|run| run.rounds.iter().map(|round| (servers(run), round)));
+    for (servers, sum) in sums(by_servers) {
         row(&mut text, &servers, &sum);
     }
     text += "\n| client | hits acknowledged |\n|---|---|\n";
@@ -254,6 +245,16 @@ pub fn tables(runs: &[Run]) -> String {
         text += &head("counted by hand");
         for (way, sum) in by_hand {
             row(&mut text, &way, &sum);
+        }
+    }
+    let before: Vec<_> = runs.iter().filter(|run| run.note.is_some()).collect();
+    if !before.is_empty() {
+        text.push('\n');
+        text += &head("runs before a fix");
+        for run in before {
+            let note = run.note.clone().unwrap_or_default();
+            let first = format!("{}, {}: {note}", run.commit, servers(run));
+            row(&mut text, &first, &sum(run.rounds.iter()));
         }
     }
     let without = runs
@@ -289,6 +290,11 @@ fn found(run: &Run) -> String {
     format!("not in {} rounds and {faults} faults", run.rounds.len())
 }
 
+/// Returns the names and versions of both servers.
+fn servers(run: &Run) -> String {
+    format!("{}, {}", version(&run.redis), version(&run.mysql))
+}
+
 /// Returns the name and version of a server out of what its program prints.
 fn version(text: &str) -> String {
     let name = ["Valkey", "MariaDB"]
@@ -314,9 +320,7 @@ fn version(text: &str) -> String {
 
 /// Returns the figure: what the runs with the library came to, in a sentence.
 pub fn figure(runs: &[Run]) -> String {
-    let library = runs
-        .iter()
-        .filter(|run| run.way == "library" && run.without.is_none());
+    let library = runs.iter().filter(|run| run.counts());
     let all = sum(library.flat_map(|run| &run.rounds));
     format!(
         "{} faults over {} acknowledged hits, {} of them by single calls: {} lost beyond the promise, {} doubled, \

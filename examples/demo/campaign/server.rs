@@ -169,12 +169,12 @@ impl Redis {
     }
 }
 
-/// What a crash may lose.
+/// The hits that a crash may lose.
 pub enum Loss {
     Nothing,
-    /// The hits that were counted in this time.
+    /// Those that were counted in this time.
     Of(RangeInclusive<Ms>),
-    /// What MySQL did not have yet at this time.
+    /// Those that MySQL did not have yet at this time.
     Pending(Ms),
 }
 

@@ -26,7 +26,7 @@ pub const VISITORS: usize = 4;
 pub const JOBS: usize = 5;
 /// The views of a tenant, whose family the daemon knows by a pattern.
 pub const TENANT: usize = 6;
-/// What another program adds to the column of votes, as if that was a family.
+/// The hits that another program adds to the column of votes, as if they were of a family.
 pub const OUTSIDE: usize = 7;
 /// The namespace of the tenant.
 pub const TENANT_NAMESPACE: &str = "tenant-1";

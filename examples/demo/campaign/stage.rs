@@ -67,19 +67,19 @@ pub struct Stage<'m> {
     writers: Vec<(Worker, Reports)>,
     reconcilers: Reconcilers,
     daemon: Option<(Daemon, SocketAddr)>,
-    /// How often the daemon was configured anew.
+    /// The number of times that the daemon was configured anew.
     reloads: u64,
     packages: Vec<Counting>,
-    /// What each journal is of.
+    /// The name of the client of each journal.
     journals: Vec<String>,
     watch: Watch,
     /// The ids of rows that were deleted, and of those that a small column may refuse.
     exempt: Rc<RefCell<Vec<Range<u64>>>>,
-    /// What the deleted rows had.
+    /// The hits of the deleted rows.
     deleted: BTreeMap<u64, i64>,
 }
 
-/// What a round counts with.
+/// The participants of a round.
 pub struct Plan {
     pub persistence: Persistence,
     pub way: Way,
@@ -88,10 +88,10 @@ pub struct Plan {
     pub daemon: Option<PathBuf>,
 }
 
-/// What the servers have at the end of a round.
+/// The journals and the contents of MySQL at the end of a round.
 pub struct Settled {
     pub journals: Journals,
-    /// What each journal is of.
+    /// The name of the client of each journal.
     pub names: Vec<String>,
     pub stored: BTreeMap<Counter, i64>,
     pub windows: Rc<RefCell<Windows>>,
@@ -607,25 +607,31 @@ impl<'m> Stage<'m> {
                 }
                 self.retry_rejects().await?;
             }
-            Fault::RowDeleted => {
-                let mut transaction = self.pool.begin().await?;
-                let select = "SELECT id, hits FROM views ORDER BY id DESC LIMIT 1 FOR UPDATE";
-                let row: Option<(u64, i64)> = sqlx::query_as(select)
-                    .fetch_optional(&mut *transaction)
-                    .await?;
-                if let Some((id, hits)) = row {
-                    // before it is deleted, so that no read is compared that may lack it
-                    self.exempt.borrow_mut().push(id..id + 1);
-                    let delete = sqlx::query("DELETE FROM views WHERE id = ?").bind(id);
-                    delete.execute(&mut *transaction).await?;
-                    transaction.commit().await?;
-                    *self.deleted.entry(id).or_default() += hits;
-                }
-            }
+            // a reconciler may win a deadlock
+            Fault::RowDeleted => while self.delete_row().await.is_err() {},
             _ => {
                 cut_mysql(&self.pool).await?;
             }
         }
+        Ok(())
+    }
+
+    /// Deletes the newest row of views, and notes what it had.
+    async fn delete_row(&mut self) -> Result<()> {
+        let mut transaction = self.pool.begin().await?;
+        let select = "SELECT id, hits FROM views ORDER BY id DESC LIMIT 1 FOR UPDATE";
+        let row: Option<(u64, i64)> = sqlx::query_as(select)
+            .fetch_optional(&mut *transaction)
+            .await?;
+        let Some((id, hits)) = row else {
+            return Ok(());
+        };
+        // before it is deleted, so that no read is compared that may lack it
+        self.exempt.borrow_mut().push(id..id + 1);
+        let delete = sqlx::query("DELETE FROM views WHERE id = ?").bind(id);
+        delete.execute(&mut *transaction).await?;
+        transaction.commit().await?;
+        *self.deleted.entry(id).or_default() += hits;
         Ok(())
     }
 
@@ -716,7 +722,7 @@ impl<'m> Stage<'m> {
         }
         let (open, number) = (self.read_journals()?.open, self.journal("the crate"));
         let scribe = Scribe::create(&self.redis.directory(), number)?;
-        for job in &open {
+        for job in open.keys() {
             let begun = now();
             while self.means.count(std::slice::from_ref(job)).await != [Some(true)] {}
             scribe.end(std::iter::once((job, true)), begun, 1)?;

@@ -32,7 +32,7 @@ pub struct Reads {
     pub wrong: u64,
 }
 
-/// What the reads are compared with.
+/// The parameters of the reads, and what they are compared with.
 pub struct Reader {
     pub place: Place,
     pub persistence: Persistence,

@@ -1,4 +1,4 @@
-//! What a crash may lose: the times whose hits may be missing in MySQL.
+//! The windows: the times whose hits a crash may lose.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const NOTICED: Ms = 30_000;
 /// The time after which a Redis that was restarted counts as one that was not set back, in ms.
 const SETTLED: Ms = 10_000;
 
-/// What a missing hit is explained by.
+/// The reason why a hit may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// A crash of Redis, or an older state of it.
@@ -135,8 +135,24 @@ impl Windows {
     }
 }
 
-/// A batch, by the incarnation of its partition and its number.
-type Batch = (u64, u64);
+/// A batch, by the incarnation of its partition, its number, and its nonce: a Redis that returned to
+/// an older state cuts other batches of the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Batch {
+    incarnation: u64,
+    seq: u64,
+    /// `None` if it is not known.
+    nonce: Option<u64>,
+}
+
+impl Batch {
+    /// Returns whether MySQL has the batch if this is the last that it has completely.
+    fn includes(self, batch: Batch) -> bool {
+        let is_same = self.nonce.is_none() || self.nonce == batch.nonce;
+        let is_earlier = batch.seq < self.seq || batch.seq == self.seq && is_same;
+        self.incarnation == batch.incarnation && is_earlier
+    }
+}
 
 /// The cuts of all partitions of a standalone Redis, as far as they were seen.
 #[derive(Default)]
@@ -146,25 +162,22 @@ pub struct Cuts {
 }
 
 /// The last batches of the partitions that MySQL has completely.
-pub type Ledger = BTreeMap<Home, Vec<Batch>>;
+#[derive(Default)]
+pub struct Ledger(BTreeMap<Home, Vec<Batch>>);
 
 impl Cuts {
     /// Returns a time before the cut of the last batch in the ledger.
     fn last(&self, home: Home, ledger: &Ledger) -> Ms {
-        let (Some(stored), Some(seen)) = (ledger.get(&home), self.seen.get(&home)) else {
+        let (Some(stored), Some(seen)) = (ledger.0.get(&home), self.seen.get(&home)) else {
             return 0;
         };
-        let is_stored = |(incarnation, seq): Batch| {
-            stored
-                .iter()
-                .any(|last| last.0 == incarnation && seq <= last.1)
-        };
+        let is_stored = |batch: Batch| stored.iter().any(|last| last.includes(batch));
         let mut last = seen.iter().rev().filter(|(batch, _)| is_stored(*batch));
         last.next().map_or(0, |(_, before)| *before)
     }
 }
 
-/// What may be missing, and what it follows from.
+/// The windows of a round, and the observations that they follow from.
 #[derive(Clone)]
 pub struct Watch {
     /// A time before the first hit.
@@ -225,13 +238,16 @@ impl Watch {
         let mut seen = self.cuts.borrow_mut();
         for (home, batch) in cuts {
             let seen = seen.seen.entry(home).or_default();
-            let last = seen.last().map(|(batch, _)| *batch);
-            if last.is_some_and(|last| last.0 != batch.0) {
+            // a Redis that returned to an older state has an earlier batch or incarnation again
+            if seen.iter().any(|(earlier, _)| *earlier == batch) {
+                continue;
+            }
+            let is_first = seen.is_empty();
+            let mut earlier = seen.iter().map(|(earlier, _)| earlier.incarnation);
+            if !is_first && earlier.all(|incarnation| incarnation != batch.incarnation) {
                 self.windows.borrow_mut().reset(home, now());
             }
-            if last != Some(batch) {
-                seen.push((batch, last.map_or(self.started, |_| before)));
-            }
+            seen.push((batch, if is_first { self.started } else { before }));
         }
     }
 
@@ -268,32 +284,41 @@ async fn last_cuts(redis: &mut MultiplexedConnection) -> redis::RedisResult<Vec<
     for home in &all {
         look.cmd("HMGET")
             .arg(home.key("meta"))
-            .arg(&["incarnation", "seq"]);
+            .arg(&["incarnation", "seq", "nonce"]);
     }
-    let cuts: Vec<(Option<String>, Option<u64>)> = look.query_async(redis).await?;
-    let known = all
-        .into_iter()
-        .zip(cuts)
-        .filter_map(|(home, (incarnation, seq))| {
-            let incarnation = u64::from_str_radix(&incarnation?, 16).ok()?;
-            Some((home, (incarnation, seq.unwrap_or(0))))
-        });
+    let cuts: Vec<(Option<String>, Option<u64>, Option<String>)> = look.query_async(redis).await?;
+    let number = |digits: Option<String>| u64::from_str_radix(&digits?, 16).ok();
+    let known = all.into_iter().zip(cuts);
+    let known = known.filter_map(|(home, (incarnation, seq, nonce))| {
+        let batch = Batch {
+            incarnation: number(incarnation)?,
+            seq: seq.unwrap_or(0),
+            nonce: number(nonce),
+        };
+        Some((home, batch))
+    });
     Ok(known.collect())
 }
 
 /// Reads which batches MySQL has completely.
 pub async fn ledger(mysql: &MySqlPool) -> Result<Ledger> {
-    let rows: Vec<(String, String, u32, u64, u64)> = sqlx::query_as(
+    let rows: Vec<(String, String, u32, u64, u64, u64, bool)> = sqlx::query_as(
         "SELECT CAST(f.namespace AS CHAR), CAST(f.name AS CHAR), l.partition_no, l.incarnation, \
-           l.seq - (l.position IS NOT NULL) \
+           l.seq, l.nonce, l.position IS NULL \
          FROM counterfoil_ledger AS l JOIN counterfoil_families AS f ON f.number = l.family",
     )
     .fetch_all(mysql)
     .await?;
-    let mut ledger = Ledger::new();
-    for (namespace, name, partition, incarnation, seq) in rows {
+    let mut ledger = Ledger::default();
+    for (namespace, name, partition, incarnation, seq, nonce, is_complete) in rows {
+        // a batch that MySQL has a part of was cut after the one before it was complete
+        let batch = Batch {
+            incarnation,
+            seq: if is_complete { seq } else { seq - 1 },
+            nonce: is_complete.then_some(nonce),
+        };
         if let Some(home) = Home::find(&namespace, &name, partition) {
-            ledger.entry(home).or_default().push((incarnation, seq));
+            ledger.0.entry(home).or_default().push(batch);
         }
     }
     Ok(ledger)
