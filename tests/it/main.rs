@@ -5,6 +5,7 @@ mod activity;
 mod buffered;
 mod bundle;
 mod cached;
+mod campaign;
 mod connection;
 mod databases;
 mod docs;

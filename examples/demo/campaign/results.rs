@@ -234,6 +234,18 @@ pub fn tables(runs: &[Run]) -> String {
         "\nThe faults: {}.",
         faults.collect::<Vec<_>>().join(", ")
     );
+    for run in runs.iter().filter(|run| run.counts()) {
+        for round in &run.rounds {
+            if let Some(failed) = &round.failed {
+                let (servers, commit) = (servers(run), &run.commit);
+                let (persistence, seed) = (&round.persistence, round.seed);
+                let _ = writeln!(
+                    text,
+                    "\nA round did not end: `{persistence}`, {servers}, commit {commit}, seed {seed}: {failed}."
+                );
+            }
+        }
+    }
     let by_hand = runs.iter().filter(|run| run.way != "library");
     let by_hand = sums(by_hand.flat_map(|run| {
         run.rounds
@@ -321,10 +333,12 @@ fn version(text: &str) -> String {
 /// Returns the figure: what the runs with the library came to, in a sentence.
 pub fn figure(runs: &[Run]) -> String {
     let library = runs.iter().filter(|run| run.counts());
-    let all = sum(library.flat_map(|run| &run.rounds));
+    let rounds: Vec<_> = library.flat_map(|run| &run.rounds).collect();
+    let failed = rounds.iter().filter(|round| round.failed.is_some()).count();
+    let all = sum(rounds.iter().copied());
     format!(
         "{} faults over {} acknowledged hits, {} of them by single calls: {} lost beyond the promise, {} doubled, \
-         {} of {} values wrong",
+         {} of {} values wrong; {failed} of {} rounds did not end",
         HumanCount(all.faults()),
         count(all.acknowledged),
         count(all.single),
@@ -332,5 +346,6 @@ pub fn figure(runs: &[Run]) -> String {
         count(all.doubled),
         HumanCount(all.wrong),
         HumanCount(all.read),
+        rounds.len(),
     )
 }

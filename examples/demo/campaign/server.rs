@@ -106,8 +106,8 @@ impl Redis {
         Ok(())
     }
 
-    /// Returns whether any partition has pending hits.
-    pub async fn is_pending(&self) -> Result<bool> {
+    /// Returns the keys of pending hits, each with the socket of its server.
+    pub async fn pending(&self) -> Result<Vec<String>> {
         let servers = match self {
             Redis::Standalone(redis) => vec![&redis.server],
             Redis::Cluster(cluster) => {
@@ -115,15 +115,15 @@ impl Redis {
                 primaries.map(|number| cluster.node(number)).collect()
             }
         };
+        let mut pending = Vec::new();
         for server in servers {
             for name in ["buffer", "batch"] {
                 let keys: Vec<String> = server.run(&format!("KEYS cf1:*:{name}")).await?;
-                if !keys.is_empty() {
-                    return Ok(true);
-                }
+                let socket = server.socket().display();
+                pending.extend(keys.iter().map(|key| format!("{key} at {socket}")));
             }
         }
-        Ok(false)
+        Ok(pending)
     }
 
     /// Returns the network, which a cluster does not have.

@@ -665,8 +665,14 @@ impl<'m> Stage<'m> {
         let jobs = timeout(SAVED_WITHIN, self.finish_jobs()).await;
         jobs.map_err(|_| wedged("a job has no outcome"))??;
         if self.way == Way::Library {
-            let saved = timeout(SAVED_WITHIN, self.wait_until_saved()).await;
-            saved.map_err(|_| wedged("hits are pending"))??;
+            let Ok(saved) = timeout(SAVED_WITHIN, self.wait_until_saved()).await else {
+                // before the servers are dropped, and their files with them
+                testkit::keep();
+                let pending = self.redis.pending().await?.join(", ");
+                let rejects = families::rejects(&self.pool).await?;
+                return Err(wedged(&format!("pending: {pending}, and {rejects} rejects")).into());
+            };
+            saved?;
         }
         let saved_within = ended.elapsed();
         self.reconcilers.stop().await?;
@@ -705,7 +711,7 @@ impl<'m> Stage<'m> {
             if let Some((daemon, _)) = &mut self.daemon {
                 daemon.keep_running()?;
             }
-            if !self.redis.is_pending().await? {
+            if self.redis.pending().await?.is_empty() {
                 self.retry_rejects().await?;
                 if families::rejects(&self.pool).await? == 0 {
                     return Ok(());
