@@ -84,7 +84,7 @@ impl Fault {
             | Fault::ConnectionCutInAReply
             | Fault::CallLate
             | Fault::RepliesDelayed => !is_cluster,
-            // those who count by hand have clients that never do that
+            // the clients of counters made by hand never send a call twice
             Fault::CallTwice => cast.is_library && !is_cluster,
             Fault::WriterPausedForTwoEpochs | Fault::MysqlRestored => {
                 cast.is_library && !is_cluster

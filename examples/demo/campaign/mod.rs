@@ -61,7 +61,7 @@ pub struct Args {
     /// The way to count: the library's, or one that applications use without it
     #[arg(long, default_value = "library")]
     way: Way,
-    /// What a crash of Redis loses, in all rounds
+    /// The persistence of Redis in all rounds, which decides what a crash loses
     #[arg(long)]
     persistence: Option<Persistence>,
     /// Write the results to FILE as JSON, after each round

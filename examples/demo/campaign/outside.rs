@@ -37,7 +37,7 @@ pub async fn write(
         let begun = now();
         let add = "INSERT INTO votes VALUES (?, 1) ON DUPLICATE KEY UPDATE votes = votes + 1";
         let added = sqlx::query(add).bind(id).execute(&mysql).await;
-        // after an error nobody knows whether it was added
+        // after an error the outcome is unknown
         if added.is_ok() {
             scribe.end(std::iter::once((&hit, true)), begun, 1)?;
         }
