@@ -40,7 +40,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use counterfoil::test_hooks::set_time;
 
-use self::campaign::Way;
+use self::campaign::{Persistence, Way};
 
 /// The result of a demo. Any error ends it with a message.
 type Result<T> = std::result::Result<T, BoxError>;
@@ -102,7 +102,12 @@ enum Role {
     #[command(hide = true)]
     CountProcess(campaign::writer::Args),
     #[command(hide = true)]
-    ServeProcess(reconciler::Args),
+    ServeProcess {
+        #[command(flatten)]
+        args: reconciler::Args,
+        #[arg(long)]
+        persistence: Persistence,
+    },
     #[command(hide = true)]
     ByHandProcess {
         #[command(flatten)]
@@ -139,9 +144,10 @@ async fn main() -> ExitCode {
             .map(|()| true),
         Some(Role::RecountProcess(args)) => recount::recounter::run(args).await.map(|()| true),
         Some(Role::CountProcess(args)) => campaign::writer::run(args).await.map(|()| true),
-        Some(Role::ServeProcess(args)) => reconciler::run(args, campaign::connect)
-            .await
-            .map(|()| true),
+        Some(Role::ServeProcess { args, persistence }) => {
+            let open = async |place: &families::Place| campaign::serve(place, persistence).await;
+            reconciler::run(args, open).await.map(|()| true)
+        }
         Some(Role::ByHandProcess { args, way }) => {
             campaign::save_by_hand(args, way).await.map(|()| true)
         }

@@ -22,9 +22,9 @@ pub struct Reconcilers {
 
 impl Reconcilers {
     /// Starts this program in the given role.
-    pub async fn start(role: &[&str], place: &Place) -> Result<Self> {
+    pub async fn start(role: &[impl AsRef<str>], place: &Place) -> Result<Self> {
         let mut reconcilers = Reconcilers {
-            role: role.iter().map(|word| (*word).to_owned()).collect(),
+            role: role.iter().map(|word| word.as_ref().to_owned()).collect(),
             place: place.clone(),
             running: Vec::new(),
             lags: Arc::default(),

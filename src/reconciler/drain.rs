@@ -1,11 +1,12 @@
 //! The drain: brings everything in Redis to the database, without a reconciler.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::connection::backoff::Retries;
 use crate::error::{Error, Result};
+use crate::family::ids::BatchId;
 use crate::process::family::OpenFamily;
 use crate::process::work::{PartitionId, WorkItem};
 use crate::reconciler::flush::{self, FlushOutcome, RotateOutcome};
@@ -64,21 +65,26 @@ pub async fn hold(flusher: &Flusher, opened: &OpenFamily, time: Duration) -> Res
     held
 }
 
+/// The partitions that may still hold a hit from before the drain, each with the batch that another
+/// caller had cut when the drain first looked.
+type Left = BTreeMap<PartitionId, Option<BatchId>>;
+
 /// Brings what these partitions have pending now to the database.
 async fn drain_partitions(
     flusher: &Flusher,
-    mut left: Vec<PartitionId>,
+    partitions: Vec<PartitionId>,
     cut: Cut,
     retries: &mut Retries,
 ) -> Result<()> {
-    let mut stuck = Ok(());
+    let (mut left, mut stuck) = (Left::new(), Ok(()));
+    left.extend(partitions.into_iter().map(|id| (id, None)));
     while !left.is_empty() {
         let (mut again, failed) = drain_once(flusher, &left, cut).await;
         let mut pauses = false;
         for (id, error) in failed {
             match retries.failed("drain", error) {
                 Ok(()) => {
-                    again.insert(id);
+                    again.entry(id).or_insert(left[&id]);
                     pauses = true;
                 }
                 Err(error) => {
@@ -90,25 +96,24 @@ async fn drain_partitions(
         if pauses {
             retries.pause().await;
         }
-        left = again.into_iter().collect();
+        left = again;
     }
     stuck
 }
 
-/// Takes one batch off each partition. Returns the partitions that may still hold a hit from
-/// before the call, and the errors. If another caller has cut the batch, hits from before this
-/// call may have been counted after that cut, and wait in the buffer.
-async fn drain_once(
-    flusher: &Flusher,
-    partitions: &[PartitionId],
-    cut: Cut,
-) -> (BTreeSet<PartitionId>, Vec<(PartitionId, Error)>) {
-    let (mut held, mut again, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
-    for (id, rotated) in flush::rotate(flusher, partitions, cut).await {
+/// Takes one batch off each partition. Returns what is left, and the errors. If another caller has
+/// cut the batch, hits from before the drain may have been counted after that cut, and wait in the
+/// buffer. They are in the next batch, whoever cuts that: other callers may cut each batch.
+async fn drain_once(flusher: &Flusher, left: &Left, cut: Cut) -> (Left, Vec<(PartitionId, Error)>) {
+    let (mut held, mut again, mut failed) = (Vec::new(), Left::new(), Vec::new());
+    let partitions: Vec<_> = left.keys().copied().collect();
+    for (id, rotated) in flush::rotate(flusher, &partitions, cut).await {
         match rotated {
             Ok(RotateOutcome::Batch(batch)) => {
-                if !batch.cut.fresh {
-                    again.insert(id);
+                let (first, found) = (left[&id], batch.cut.id);
+                let is_next = cut == Cut::Now && first.is_some_and(|first| first != found);
+                if !batch.cut.fresh && !is_next {
+                    again.insert(id, first.or(Some(found)));
                 }
                 held.push(batch);
             }

@@ -15,7 +15,7 @@ pub(crate) struct Copies(TempDir);
 impl Copies {
     /// Copies those of `names` that exist in `folder`, while the server is paused. So all of them
     /// are of one moment, like those of a server that was killed.
-    pub fn of(process: &Process, folder: &Path, names: &[&str]) -> Self {
+    pub fn of(process: &Process, folder: &Path, names: &[impl AsRef<Path>]) -> Self {
         let copies = TempDir::with_prefix_in("backup-", process.dir()).expect("create a directory");
         process
             .while_paused(|| copy_these(folder, copies.path(), names))
@@ -24,16 +24,20 @@ impl Copies {
     }
 
     /// Replaces all of `names` in `folder` by their copies, and removes those that have none.
-    pub fn put_back(&self, folder: &Path, names: &[&str]) {
+    pub fn put_back(&self, folder: &Path, names: &[impl AsRef<Path>]) {
         remove_these(folder, names)
             .and_then(|()| copy_these(self.0.path(), folder, names))
             .unwrap_or_else(|e| panic!("cannot restore {}: {e}", folder.display()));
     }
 }
 
-fn copy_these(from: &Path, to: &Path, names: &[&str]) -> io::Result<()> {
+fn copy_these(from: &Path, to: &Path, names: &[impl AsRef<Path>]) -> io::Result<()> {
     for name in names {
-        match copy_all(&from.join(name), &to.join(name)) {
+        let (from, to) = (from.join(name), to.join(name));
+        if let Some(parent) = to.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        match copy_all(&from, &to) {
             Err(e) if e.kind() == ErrorKind::NotFound => {}
             result => result?,
         }
@@ -42,7 +46,7 @@ fn copy_these(from: &Path, to: &Path, names: &[&str]) -> io::Result<()> {
 }
 
 /// Removes the files and folders of these names.
-fn remove_these(folder: &Path, names: &[&str]) -> io::Result<()> {
+fn remove_these(folder: &Path, names: &[impl AsRef<Path>]) -> io::Result<()> {
     for name in names {
         let path = folder.join(name);
         if path.is_dir() {

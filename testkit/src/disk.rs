@@ -38,6 +38,14 @@ impl Disk {
         &self.dir
     }
 
+    /// Returns its folders, as paths in the server's directory.
+    pub(crate) fn folders(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.dir).expect("the disk");
+        let names = entries.map(|entry| entry.expect("an entry of the disk").file_name());
+        let folders = names.filter(|name| self.dir.join(name).is_dir());
+        folders.map(|name| Path::new("disk").join(name)).collect()
+    }
+
     /// Fills the disk. That takes some milliseconds, whatever its size: the disk is made smaller
     /// first.
     ///

@@ -88,7 +88,7 @@ impl MysqlServer {
     /// See [`start`](Self::start).
     pub async fn start_with_disk(logs: bool) -> Result<Self, String> {
         let process = Process::new();
-        let disk = Disk::mount(&process, 8)?;
+        let disk = Disk::mount(&process, 512)?;
         let dir = disk.dir().display();
         let mut args = vec![format!("--loose-innodb-directories={dir}")];
         if logs {
@@ -232,16 +232,20 @@ impl MysqlServer {
             .await;
     }
 
-    /// Copies the data directory while the server is paused. The copy has every commit that was
-    /// acknowledged before, like the data of a server that is killed at that moment. Copying blocks
-    /// this thread for a tenth of a second or two.
+    /// Copies the data directory and the tables on the [disk](Self::disk) while the server is
+    /// paused. The copy has every commit that was acknowledged before, like the data of a server
+    /// that is killed at that moment. Copying blocks this thread for a tenth of a second or two.
     ///
     /// # Panics
     ///
-    /// If the server has a [disk](Self::disk), which the copy would lack, or copying fails.
+    /// If copying fails.
     pub fn back_up(&self) -> Backup {
-        assert!(self.disk.is_none(), "a backup would lack the disk's tables");
-        Backup(Copies::of(&self.process, self.process.dir(), &[DATA]))
+        let databases = self.disk.iter().flat_map(Disk::folders);
+        let names: Vec<_> = std::iter::once(PathBuf::from(DATA))
+            .chain(databases)
+            .collect();
+        let copies = Copies::of(&self.process, self.process.dir(), &names);
+        Backup { copies, names }
     }
 
     /// Kills the server, replaces its data by a backup and starts it again. Returns when it has
@@ -252,7 +256,7 @@ impl MysqlServer {
     /// If copying fails, or the server does not start.
     pub async fn restore(&self, backup: &Backup) {
         self.kill();
-        backup.0.put_back(self.process.dir(), &[DATA]);
+        backup.copies.put_back(self.process.dir(), &backup.names);
         self.start_again().await;
     }
 
@@ -278,7 +282,10 @@ impl MysqlServer {
 }
 
 /// A copy of a server's data, in that server's directory. Dropping this handle removes the copy.
-pub struct Backup(Copies);
+pub struct Backup {
+    copies: Copies,
+    names: Vec<PathBuf>,
+}
 
 /// A program that is not MySQL, at the socket of a server. Dropping it gives the socket back.
 pub struct Stranger {

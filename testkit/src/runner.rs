@@ -1,6 +1,7 @@
 //! A process in which a client package makes calls.
 
 use std::collections::HashMap;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -87,6 +88,13 @@ impl Runner {
     /// Waits for the next reply of any call.
     pub async fn next_reply(&mut self) -> Result<Value, String> {
         self.read().await
+    }
+
+    /// Returns whether the client was ended by a segmentation fault.
+    pub async fn has_crashed(&mut self) -> bool {
+        let ended = timeout(PATIENCE, self.process.wait()).await;
+        let status = ended.ok().and_then(Result::ok);
+        status.is_some_and(|status| status.signal() == Some(Signal::SEGV.as_raw()))
     }
 
     /// Ends the client like a program that has nothing left to do.

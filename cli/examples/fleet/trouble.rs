@@ -11,7 +11,6 @@ use tokio::time::sleep;
 
 use crate::Result;
 use crate::daemons::Daemons;
-use crate::fpm;
 use crate::site::Site;
 use crate::workers::Kills;
 
@@ -55,7 +54,7 @@ impl Fault {
             Fault::Connections => "all connections to Redis were cut",
             Fault::Daemon => "the daemon was killed and started again",
             Fault::Redis => "Redis was killed and started again",
-            Fault::Php => "a worker of php-fpm was killed",
+            Fault::Php => "the workers of php-fpm were killed",
             Fault::SecondDaemon => "a second daemon was started",
             Fault::Mysql => "MySQL was killed and started again",
             Fault::Scripts => "scripts were flushed",
@@ -126,7 +125,7 @@ impl Trouble {
             }
             Fault::Php => {
                 if let Some(master) = self.php {
-                    fpm::kill_worker(master).await?;
+                    testkit::signal_workers(master, "KILL").await;
                 }
             }
             Fault::SecondDaemon => self.daemons.start_second()?,

@@ -11,6 +11,8 @@ pub enum Fault {
     /// A writer is paused while Redis forgets its last calls.
     WriterPausedForTwoEpochs,
     AllWritersRestarted,
+    /// Redis forgets requests, and jobs that were counted in the epoch before are made again.
+    RequestsRepeatedLate,
     PackageKilled,
     PackagePaused,
     ReconcilerKilled,
@@ -19,6 +21,8 @@ pub enum Fault {
     DaemonPaused,
     /// The daemon reads a configuration with another bound and another sync time.
     DaemonReloaded,
+    /// The family of the tenant gets another number of partitions.
+    PartitionsChanged,
     /// A daemon with another database for the same families.
     SecondDatabase,
     /// A client announces a family that no daemon knows.
@@ -40,6 +44,8 @@ pub enum Fault {
     MysqlPaused,
     /// The server returns to an older backup.
     MysqlRestored,
+    /// The disk of counterfoil's table of values is full.
+    MysqlDiskFull,
     TableLocked,
     /// A table refuses values above a limit.
     ColumnTooSmall,
@@ -67,6 +73,8 @@ pub struct Cast {
     pub has_clock: bool,
     /// Redis has a small disk.
     pub has_disk: bool,
+    /// MySQL has one.
+    pub has_mysql_disk: bool,
 }
 
 impl Fault {
@@ -92,9 +100,15 @@ impl Fault {
             Fault::RedisRestored | Fault::RedisRestoredBehindTheirBacks => {
                 cast.is_library && cast.persistence == Persistence::Snapshots
             }
+            Fault::RequestsRepeatedLate => {
+                cast.is_library && !is_cluster && !cast.persistence.forgets_requests()
+            }
             Fault::RedisDiskFull => cast.has_disk,
+            Fault::MysqlDiskFull => cast.is_library && cast.has_mysql_disk,
             Fault::ClockForward | Fault::ClockBack => cast.has_clock,
-            Fault::PackageKilled | Fault::PackagePaused => cast.has_packages,
+            Fault::PackageKilled | Fault::PackagePaused | Fault::PartitionsChanged => {
+                cast.has_packages
+            }
             Fault::DaemonKilled
             | Fault::DaemonPaused
             | Fault::DaemonReloaded

@@ -45,6 +45,13 @@ impl Scribe {
         self.write(hits.iter().map(|hit| ("+", hit, 0)), hits.len())
     }
 
+    /// Notes the epoch in which a job is counted.
+    pub fn remember(&self, job: &Hit, epoch: &str) -> Result<()> {
+        let Hit { family, id, name } = job;
+        let line = format!("@ {family} {id} {name} {epoch} 0 1\n");
+        Ok((&self.0).write_all(line.as_bytes())?)
+    }
+
     /// Notes the outcomes that are known: `true` for a hit that was counted, `false` for one that
     /// was not. Their call began at this time, and had so many hits.
     pub fn end<'h>(
@@ -142,6 +149,8 @@ pub struct Journals {
     pub single: i64,
     /// The jobs without a known outcome, and when they began.
     pub open: BTreeMap<Hit, Ms>,
+    /// The epochs of jobs.
+    pub epochs: BTreeMap<Hit, String>,
 }
 
 impl Journals {
@@ -153,6 +162,7 @@ impl Journals {
             by_process: Vec::new(),
             single: 0,
             open: BTreeMap::new(),
+            epochs: BTreeMap::new(),
         }
     }
 
@@ -179,6 +189,11 @@ impl Journals {
             return Err(format!("a line of a journal: {line:?}").into());
         };
         let (family, id, name) = (family.parse()?, id.parse()?, name.to_owned());
+        if mark == "@" {
+            let job = Hit { family, id, name };
+            self.epochs.insert(job, begun.to_owned());
+            return Ok(());
+        }
         let (mut begun, end): (Ms, Ms) = (begun.parse()?, end.parse()?);
         if family == JOBS {
             let hit = Hit { family, id, name };

@@ -6,6 +6,8 @@ mod daemon;
 mod fault;
 mod guard;
 mod hand;
+mod host;
+mod job;
 mod journal;
 mod outside;
 mod package;
@@ -29,10 +31,10 @@ use testkit::{MysqlServer, Package};
 pub use self::guard::{WITHOUT, removed, take_out};
 pub use self::hand::run as save_by_hand;
 use self::package::Client;
-use self::persistence::Persistence;
+pub use self::persistence::Persistence;
 use self::results::{Outcome, Run, figure, tables};
 use self::round::{Plant, Round};
-pub use self::site::connect;
+pub use self::site::serve;
 use self::stage::{Plan, Stage};
 pub use self::way::Way;
 use crate::Result;
@@ -112,7 +114,10 @@ pub async fn run(args: Args) -> Result<bool> {
         without: args.without.clone(),
         ..Run::default()
     };
-    let mysql = MysqlServer::start().await;
+    let mysql = match MysqlServer::start_with_disk(false).await {
+        Ok(mysql) => mysql,
+        Err(_) => MysqlServer::start().await,
+    };
     let all: Vec<_> = Persistence::value_variants()
         .iter()
         .copied()

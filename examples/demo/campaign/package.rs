@@ -6,14 +6,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::{Package, Runner};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::host::Host;
 use super::journal::{Hit, Ms, Scribe, now};
-use super::site::{ACTIVITY, FAMILIES, JOBS, SERIES, TENANT, VIEWS, VISITORS, VOTES, draw_id};
+use super::site::{ACTIVITY, JOBS, SAVES, SERIES, TENANT, VIEWS, VISITORS, VOTES, draw_id};
 use crate::Result;
 use crate::zipf::Random;
+
+/// phpredis in the workers of php-fpm.
+const FPM: &str = "php-fpm";
 
 /// A package, and the library over which it counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +52,7 @@ impl Client {
     }
 
     /// All packages, over each of their libraries.
-    pub const ALL: [Client; 11] = [
+    pub const ALL: [Client; 12] = [
         Client::new("python", "redis-py", 4),
         Client::new("node", "ioredis", 8),
         Client::new("php", "phpredis", 1),
@@ -58,6 +61,7 @@ impl Client {
         Client::new("python", "asyncio", 8),
         Client::new("node", "node-redis", 8),
         Client::new("php", "predis", 1),
+        Client::new("php", FPM, 3),
         Client::new("ruby", "redis", 4),
         Client::forking("python", "redis-py"),
         Client::forking("ruby", "redis-client"),
@@ -72,7 +76,17 @@ impl Client {
 
     /// Returns whether it counts in a Redis Cluster here.
     pub fn takes_clusters(self) -> bool {
-        self.library != "redis-client"
+        self.library != "redis-client" && !self.is_fpm()
+    }
+
+    pub fn is_fpm(self) -> bool {
+        self.library == FPM
+    }
+
+    /// Returns whether it ends by a segmentation fault when a slot of a cluster gets another node: phpredis
+    /// pull request 2552.
+    fn may_crash(self) -> bool {
+        self.library == "phpredis"
     }
 
     pub fn name(self) -> String {
@@ -95,6 +109,7 @@ pub enum Order {
 /// A package that counts.
 pub struct Counting {
     pub client: Client,
+    pub installed: PathBuf,
     orders: mpsc::UnboundedSender<Order>,
     task: JoinHandle<Result<()>>,
 }
@@ -116,10 +131,10 @@ pub struct Setup {
 impl Counting {
     pub async fn start(setup: Setup) -> Result<Self> {
         let (orders, received) = mpsc::unbounded_channel();
-        let client = setup.client;
+        let (client, installed) = (setup.client, setup.installed.clone());
         let process = Process {
             scribe: Scribe::create(&setup.directory, setup.number)?,
-            runner: setup.start().await?,
+            host: setup.start().await?,
             random: Random(now()),
             drawn: 0,
             open: BTreeMap::new(),
@@ -129,6 +144,7 @@ impl Counting {
         let task = tokio::spawn(process.run(received));
         Ok(Counting {
             client,
+            installed,
             orders,
             task,
         })
@@ -147,10 +163,8 @@ impl Counting {
 }
 
 impl Setup {
-    async fn start(&self) -> Result<Runner> {
-        let package = Package(self.client.package);
-        let started = Runner::start(package, &self.installed, &[], &self.open).await;
-        started.map_err(|error| self.failed(&error))
+    async fn start(&self) -> Result<Host> {
+        Host::start(self).await.map_err(|error| self.failed(&error))
     }
 
     fn failed(&self, error: &str) -> crate::BoxError {
@@ -172,7 +186,7 @@ struct Open {
 struct Process {
     setup: Setup,
     scribe: Scribe,
-    runner: Runner,
+    host: Host,
     random: Random,
     /// The number of hits drawn so far.
     drawn: u64,
@@ -187,22 +201,20 @@ impl Process {
             self.fill().await?;
             let order = tokio::select! {
                 order = orders.recv() => order.unwrap_or(Order::Stop),
-                reply = self.runner.next_reply() => {
-                    self.settle(&reply.map_err(|error| self.setup.failed(&error))?).await?;
+                reply = self.host.next_reply() => {
+                    self.receive(reply).await?;
                     continue;
                 }
             };
             match order {
-                Order::Signal(signal) => self.runner.signal(signal),
-                Order::Kill => {
-                    // the old one is killed by its drop
-                    self.runner = self.setup.start().await?;
-                    self.leave();
-                }
+                Order::Signal(signal) => self.host.signal(signal).await,
+                // php-fpm replaces its workers
+                Order::Kill if self.setup.client.is_fpm() => self.host.signal("KILL").await,
+                Order::Kill => self.replace().await?,
                 Order::Restart => {
-                    let runner = self.setup.start().await?;
+                    let host = self.setup.start().await?;
                     self.finish().await?;
-                    let former = std::mem::replace(&mut self.runner, runner);
+                    let former = std::mem::replace(&mut self.host, host);
                     former
                         .end()
                         .await
@@ -211,12 +223,30 @@ impl Process {
                 Order::Stop => {
                     self.finish().await?;
                     return self
-                        .runner
+                        .host
                         .end()
                         .await
                         .map_err(|error| self.setup.failed(&error));
                 }
             }
+        }
+    }
+
+    /// Starts another process. The former one is killed by its drop.
+    async fn replace(&mut self) -> Result<()> {
+        self.host = self.setup.start().await?;
+        self.leave();
+        Ok(())
+    }
+
+    async fn receive(&mut self, reply: std::result::Result<Value, String>) -> Result<()> {
+        match reply {
+            Ok(reply) => self.settle(&reply).await,
+            Err(_) if self.setup.client.may_crash() && self.host.has_crashed().await => {
+                eprintln!("{} crashed by itself", self.setup.client.name());
+                self.replace().await
+            }
+            Err(error) => Err(self.setup.failed(&error)),
         }
     }
 
@@ -241,7 +271,8 @@ impl Process {
         let family = if self.setup.is_of_tenant {
             TENANT
         } else {
-            self.random.below(FAMILIES.len() as u64) as usize
+            // packages have no rows of their own
+            self.random.below(SAVES as u64) as usize
         };
         let (id, name) = (
             draw_id(&mut self.random),
@@ -283,8 +314,15 @@ impl Process {
         let line =
             json!({"kind": kind, "family": family, "call": call, "args": args, "as": thread});
         let begun = now();
-        let number = self.runner.call(line).await;
-        let number = number.map_err(|error| self.setup.failed(&error))?;
+        let number = match self.host.call(line).await {
+            Ok(number) => number,
+            Err(_) if self.setup.client.may_crash() && self.host.has_crashed().await => {
+                // its replies end, which replaces it
+                self.waiting.push_back((hit, generation));
+                return Ok(());
+            }
+            Err(error) => return Err(self.setup.failed(&error)),
+        };
         self.open.insert(
             number,
             Open {
@@ -313,7 +351,11 @@ impl Process {
         } = open;
         let error = reply["error"].as_str();
         if is_question && error.is_none() {
-            return self.call(hit, lane, Some(reply["returns"].clone())).await;
+            let epoch = reply["returns"].clone();
+            let text = epoch.as_str().map(str::to_owned);
+            let text = text.unwrap_or_else(|| epoch.to_string());
+            self.scribe.remember(&hit, &text)?;
+            return self.call(hit, lane, Some(epoch)).await;
         }
         let is_repeated = hit.family == JOBS && self.setup.repeats;
         let is_counted = match error {
@@ -324,6 +366,8 @@ impl Process {
             None => Some(true),
             Some("not_counted" | "misconfigured") if is_question => Some(false),
             Some("not_counted" | "misconfigured") if !is_repeated => Some(false),
+            // Redis has forgotten it
+            Some("outcome_unknown") if reply["reason"] == "EXPIRED" && is_repeated => return Ok(()),
             // an earlier call may have counted it
             Some("not_counted" | "misconfigured" | "outcome_unknown") => None,
             Some(_) => return Err(self.setup.failed(&reply.to_string())),
@@ -351,9 +395,8 @@ impl Process {
     /// Waits for the replies of all calls in progress.
     async fn finish(&mut self) -> Result<()> {
         while !self.open.is_empty() {
-            let reply = self.runner.next_reply().await;
-            self.settle(&reply.map_err(|error| self.setup.failed(&error))?)
-                .await?;
+            let reply = self.host.next_reply().await;
+            self.receive(reply).await?;
         }
         Ok(())
     }

@@ -119,6 +119,7 @@ impl Outcome {
         let windows = windows.borrow();
         self.saved_ms = u64::try_from(settled.saved_within.as_millis()).unwrap_or(u64::MAX);
         (self.dropped, self.lost_batches) = (settled.dropped, settled.lost_batches);
+        self.wrong += settled.miscounted;
         self.single = journals.single;
         for (process, hits) in journals.by_process.iter().enumerate() {
             if *hits > 0 {

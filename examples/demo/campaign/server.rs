@@ -119,8 +119,12 @@ impl Redis {
         for server in servers {
             for name in ["buffer", "batch"] {
                 let keys: Vec<String> = server.run(&format!("KEYS cf1:*:{name}")).await?;
-                let socket = server.socket().display();
-                pending.extend(keys.iter().map(|key| format!("{key} at {socket}")));
+                for key in keys {
+                    // a promoted replica may still have keys of a slot that moved
+                    if self.server_of(&key).await?.socket() == server.socket() {
+                        pending.push(format!("{key} at {}", server.socket().display()));
+                    }
+                }
             }
         }
         Ok(pending)

@@ -1,14 +1,17 @@
 //! A site that counts with all kinds.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Range, RangeInclusive};
+use std::path::Path;
 use std::time::Duration;
 
+use counterfoil::recount::{RecountBuilder, RecountIds, Rows, Source};
 use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Day, Durability, Family, KeyType, Outcome,
-    Precision, Series, Table, Visitors,
+    Activity, BufferedCounters, CachedCounters, Day, Durability, ErrorKind, Family, KeyType,
+    Outcome, Precision, Series, Table, Visitors,
 };
-use sqlx::MySqlPool;
+use sqlx::{AssertSqlSafe, MySqlPool};
+use tokio::time::{Instant, sleep};
 
 use super::journal::{Counter, Hit, Ms, now};
 use super::persistence::Persistence;
@@ -16,22 +19,28 @@ use crate::Result;
 use crate::families::{NAMESPACE, Pair, Place};
 use crate::zipf::Random;
 
-/// The families. Jobs are requests that are made again until their outcome is known.
-pub const FAMILIES: [&str; 6] = ["views", "votes", "hits", "active", "visitors", "jobs"];
+/// The families. Jobs are requests that are made again until their outcome is known. Saves are rows,
+/// each of which is counted once it is committed.
+pub const FAMILIES: [&str; 7] = [
+    "views", "votes", "hits", "active", "visitors", "jobs", "saves",
+];
 pub const VIEWS: usize = 0;
 pub const VOTES: usize = 1;
 pub const SERIES: usize = 2;
 pub const ACTIVITY: usize = 3;
 pub const VISITORS: usize = 4;
 pub const JOBS: usize = 5;
+pub const SAVES: usize = 6;
 /// The views of a tenant, whose family the daemon knows by a pattern.
-pub const TENANT: usize = 6;
+pub const TENANT: usize = 7;
 /// The hits that another program adds to the column of votes, as if they were of a family.
-pub const OUTSIDE: usize = 7;
+pub const OUTSIDE: usize = 8;
 /// The namespace of the tenant.
 pub const TENANT_NAMESPACE: &str = "tenant-1";
-/// The partitions of each family, and of the tenant's.
-const PARTITIONS: [u32; 7] = [4, 4, 2, 1, 1, 2, 2];
+/// The partitions of each family, and the most of the tenant's, which change.
+const PARTITIONS: [u32; 8] = [4, 4, 2, 1, 1, 2, 2, 3];
+/// The least partitions of the tenant's family.
+const TENANT_PARTITIONS: u32 = 2;
 /// The families whose counters have one value each.
 pub const READABLE: [usize; 3] = [VIEWS, VOTES, JOBS];
 /// The number of counters of each family at a time.
@@ -45,6 +54,17 @@ const SYNC_TIME: Duration = Duration::from_millis(200);
 const RETAIN: Duration = Duration::from_millis(50);
 /// The time within which a call ends.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// The time after which a row is left to the recount.
+const TOO_LATE: Duration = Duration::from_secs(1);
+/// The time within which a row is counted, if it is: until it is too late, while the writer is paused,
+/// within the limit of a call, and while Redis is paused.
+const WITHIN: Duration = Duration::from_secs(7);
+/// The same once all writers have ended.
+const WITHIN_AT_THE_END: Duration = Duration::from_millis(300);
+const RECOUNT_EVERY: RangeInclusive<Duration> =
+    Duration::from_millis(100)..=Duration::from_millis(300);
+/// The lease of a recount, and the limit of its steps.
+const LEASE: Duration = Duration::from_secs(1);
 
 /// The settings of the families as the daemon reads them, with the durability in place of `DURABILITY`.
 const DAEMON_FAMILIES: &str = r#"
@@ -91,9 +111,15 @@ partitions = 2
 sync_time = "SYNC"
 
 [[family]]
-name = "tenant-*/views"
+name = "demo/saves"
 kind = "buffered"
 partitions = 2
+sync_time = "SYNC"
+
+[[family]]
+name = "tenant-*/views"
+kind = "buffered"
+partitions = TENANT
 sync_time = "SYNC"
 "#;
 
@@ -113,6 +139,10 @@ impl Home {
         })
     }
 
+    pub fn is_of(self, family: usize) -> bool {
+        self.family == family
+    }
+
     pub fn find(namespace: &str, name: &str, partition: u32) -> Option<Home> {
         let is_it =
             |home: &Home| names(home.family) == (namespace, name) && home.partition == partition;
@@ -127,9 +157,15 @@ impl Home {
 
     /// Returns whether the counter is in this partition.
     pub fn has(self, family: usize, id: u64) -> bool {
-        let partitions = PARTITIONS.get(family).copied().unwrap_or(1);
-        let partition = crc32fast::hash(id.to_string().as_bytes()) % partitions;
-        (family, partition) == (self.family, self.partition)
+        let most = PARTITIONS.get(family).copied().unwrap_or(1);
+        let least = if family == TENANT {
+            TENANT_PARTITIONS
+        } else {
+            most
+        };
+        let hash = crc32fast::hash(id.to_string().as_bytes());
+        let is_its = |partitions| hash % partitions == self.partition;
+        family == self.family && (least..=most).any(is_its)
     }
 
     /// Returns the name of a key of the partition.
@@ -156,6 +192,8 @@ pub struct Site {
     active: Activity,
     visitors: Visitors,
     jobs: BufferedCounters,
+    saves: BufferedCounters,
+    mysql: MySqlPool,
 }
 
 impl Site {
@@ -187,6 +225,8 @@ impl Site {
             active: open!(family!(activity, ACTIVITY).keep_minutes(true)),
             visitors: open!(family!(visitors, VISITORS)),
             jobs: open!(family!(buffered, JOBS)),
+            saves: open!(family!(buffered, SAVES)),
+            mysql: pair.mysql()?.pool().clone(),
             pair,
         })
     }
@@ -216,9 +256,67 @@ impl Site {
                 let visit = self.visitors.first_visit(&id, Day::today(), name).await;
                 visit.map(is_counted)
             }
+            SAVES => self.save(&id, name).await,
             _ => self.jobs.add_once(name, &id, 1).await.map(is_counted),
         };
         vec![one]
+    }
+
+    /// Inserts a row, and counts it.
+    async fn save(&self, id: &str, name: &str) -> counterfoil::Result<bool> {
+        let started = Instant::now();
+        let insert = sqlx::query("INSERT INTO saves VALUES (?, ?)").bind(id);
+        if insert.bind(name).execute(&self.mysql).await.is_err() || started.elapsed() > TOO_LATE {
+            return Ok(false);
+        }
+        let outcome = self.saves.add(id, 1).await?;
+        Ok(matches!(outcome, Outcome::Counted(_)))
+    }
+
+    /// Returns the epoch in which a job is counted if it is made now.
+    pub async fn job_epoch(&self, job: &Hit) -> counterfoil::Result<String> {
+        self.jobs
+            .request_epoch(&job.name, &job.id.to_string())
+            .await
+    }
+
+    /// Counts a job of this epoch, unless it was counted before.
+    pub async fn count_job(&self, job: &Hit, epoch: &str) -> counterfoil::Result<()> {
+        let (name, id) = (&job.name, job.id.to_string());
+        let outcome = self.jobs.add_once_since(epoch, name, &id, 1).await?;
+        // the bounds of jobs are those of 64 bits
+        match outcome {
+            Outcome::OutOfRange(_) => Err(counterfoil::Error::new(ErrorKind::Range, "a job")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the recount of saves while they are counted, or `at_the_end`.
+    fn recount(&self, at_the_end: bool) -> RecountBuilder {
+        let within = if at_the_end {
+            WITHIN_AT_THE_END
+        } else {
+            WITHIN
+        };
+        let recount = self.pair.recount(&self.saves, Rows::Added);
+        let recount = recount.source(Source::table("saves", ["id"]));
+        let recount = recount.ids(RecountIds::Both).within(within);
+        recount.timeout(LEASE).lease(LEASE)
+    }
+
+    /// Recounts saves until the rows and their counters must be equal. Writers and recounters have ended.
+    pub async fn recount_at_the_end(&self) -> Result<()> {
+        // the first run may continue one that was left, which checked some ids earlier
+        for _ in 0..2 {
+            loop {
+                match self.recount(true).run_once().await {
+                    Ok(_) => break,
+                    Err(error) if error.kind() == ErrorKind::Busy => sleep(LEASE).await,
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Returns the values of counters of one of the [`READABLE`] families.
@@ -242,6 +340,13 @@ pub fn ids_in_use(from: Ms, to: Ms) -> Range<u64> {
     from / USED * IDS..(to / USED + 1) * IDS
 }
 
+/// Recounts saves from now on, and returns the pair for a reconciler.
+pub async fn serve(place: &Place, persistence: Persistence) -> counterfoil::Result<Pair> {
+    let site = Site::open(place, persistence).await?;
+    site.recount(false).every(RECOUNT_EVERY).start()?.detach();
+    Ok(site.pair)
+}
+
 /// Connects to the servers, of which Redis may be a cluster.
 pub async fn connect(place: &Place) -> counterfoil::Result<Pair> {
     let Place { redis, mysql } = place;
@@ -258,6 +363,7 @@ pub fn configuration(
     persistence: Persistence,
     listen: &str,
     reloads: u64,
+    tenant_partitions: u32,
 ) -> String {
     let Place { redis, mysql } = place;
     let redis = match redis.split(',').collect::<Vec<_>>()[..] {
@@ -274,6 +380,7 @@ pub fn configuration(
     let sync = SYNC_TIME.as_millis() + u128::from(reloads % 2) * 50;
     let families = DAEMON_FAMILIES.replace("SYNC", &format!("{sync}ms"));
     let families = families.replace("RETAIN", &format!("{}ms", RETAIN.as_millis()));
+    let families = families.replace("TENANT", &tenant_partitions.to_string());
     let bounded = if reloads.is_multiple_of(2) {
         ""
     } else {
@@ -282,11 +389,58 @@ pub fn configuration(
     pair + &families.replace("retain =", &format!("{bounded}retain ="))
 }
 
+/// Returns the number of partitions of the tenant's family after so many changes.
+pub fn tenant_partitions(changes: u32) -> u32 {
+    TENANT_PARTITIONS + changes % (PARTITIONS[TENANT] - TENANT_PARTITIONS + 1)
+}
+
+/// Returns the tenant's family after so many changes.
+pub fn tenant(persistence: Persistence, changes: u32) -> counterfoil::Result<Family> {
+    let family = Family::buffered(TENANT_NAMESPACE, FAMILIES[VIEWS]);
+    let family = family.partitions(tenant_partitions(changes));
+    family.durability(persistence.durability()).build()
+}
+
 /// Creates the tables of the application.
 pub async fn create_tables(mysql: &MySqlPool) -> Result<()> {
-    let create = "CREATE TABLE votes (id BIGINT UNSIGNED PRIMARY KEY, votes BIGINT NOT NULL)";
+    let create = "CREATE TABLE votes (id BIGINT UNSIGNED PRIMARY KEY, votes BIGINT NOT NULL); \
+                  CREATE TABLE saves (id BIGINT UNSIGNED, name VARBINARY(64), PRIMARY KEY (id, name))";
     sqlx::raw_sql(create).execute(mysql).await?;
     Ok(())
+}
+
+/// Moves counterfoil's table of values to a disk.
+pub async fn move_values(mysql: &MySqlPool, disk: &Path) -> Result<()> {
+    let show = sqlx::query_as("SHOW CREATE TABLE counterfoil_values");
+    let (_, create): (String, String) = show.fetch_one(mysql).await?;
+    let place = format!(
+        "DROP TABLE counterfoil_values; {create} DATA DIRECTORY = '{}'",
+        disk.display()
+    );
+    sqlx::raw_sql(AssertSqlSafe(place)).execute(mysql).await?;
+    Ok(())
+}
+
+/// Returns the number of saves whose rows and counters differ.
+pub async fn miscounted(mysql: &MySqlPool) -> Result<u64> {
+    let counted: Vec<(String, i64)> = sqlx::query_as(
+        "SELECT CAST(v.id AS CHAR), v.value FROM counterfoil_values AS v \
+         JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = 'saves' AND v.value <> 0",
+    )
+    .fetch_all(mysql)
+    .await?;
+    let rows = sqlx::query_as("SELECT CAST(id AS CHAR), COUNT(*) FROM saves GROUP BY id");
+    let rows: Vec<(String, i64)> = rows.fetch_all(mysql).await?;
+    let (counted, rows) = (BTreeSet::from_iter(counted), BTreeSet::from_iter(rows));
+    for (id, number) in counted.symmetric_difference(&rows) {
+        let of = if rows.contains(&(id.clone(), *number)) {
+            "rows"
+        } else {
+            "counted"
+        };
+        eprintln!("save {id}: {number} {of}");
+    }
+    Ok(counted.symmetric_difference(&rows).count() as u64)
 }
 
 /// Returns the hits in MySQL. Ids are `SECOND/ID` of a series, `views/MINUTE/ID` of an activity, and

@@ -18,12 +18,13 @@ use tokio::time::{Instant, sleep, timeout};
 use super::daemon::{self, Daemon};
 use super::fault::{Cast, Fault};
 use super::hand;
+use super::job;
 use super::journal::{Counter, Journals, Ms, Scribe, now};
 use super::outside;
 use super::package::{Client, Counting, Order, Setup};
 use super::persistence::Persistence;
 use super::server::{Loss, Redis};
-use super::site::{self, Home, TENANT_NAMESPACE, VIEWS};
+use super::site::{self, Home, JOBS, TENANT_NAMESPACE, VIEWS};
 use super::watch::{Reader, Reads};
 use super::way::{Means, Way};
 use super::window::{Ledger, Watch, Windows, ledger};
@@ -49,6 +50,8 @@ const STEP: u64 = 120_000;
 const SAVED_WITHIN: Duration = Duration::from_secs(60);
 /// The time that a row may take from its count to MySQL, in ms.
 const ON_THE_WAY: Ms = 8_000;
+/// The number of jobs that are made again once Redis has forgotten them.
+const LATE_JOBS: usize = 50;
 /// The most that a column takes which is too small.
 const SMALL: i64 = 20;
 /// Begins an epoch, as a client does that asks for one.
@@ -69,6 +72,8 @@ pub struct Stage<'m> {
     daemon: Option<(Daemon, SocketAddr)>,
     /// The number of times that the daemon was configured anew.
     reloads: u64,
+    /// The number of times that the tenant's partitions were changed.
+    changes: u32,
     packages: Vec<Counting>,
     /// The name of the client of each journal.
     journals: Vec<String>,
@@ -102,6 +107,8 @@ pub struct Settled {
     pub lost_batches: u64,
     /// The time from the last fault until everything was in MySQL.
     pub saved_within: Duration,
+    /// The saves whose counters were not those of their rows after a last recount.
+    pub miscounted: u64,
 }
 
 impl<'m> Stage<'m> {
@@ -117,6 +124,9 @@ impl<'m> Stage<'m> {
         MysqlStore::new(&pool)?.create_tables().await?;
         hand::create_table(&pool).await?;
         site::create_tables(&pool).await?;
+        if let Some(disk) = mysql.disk() {
+            site::move_values(&pool, disk.dir()).await?;
+        }
         let place = Place {
             redis: redis.urls(),
             mysql: mysql.url(&database),
@@ -131,10 +141,11 @@ impl<'m> Stage<'m> {
             pool,
             means,
             writers: Vec::new(),
-            reconcilers: Reconcilers::start(way.role(), &place).await?,
+            reconcilers: Reconcilers::start(&way.role(persistence), &place).await?,
             place,
             daemon: None,
             reloads: 0,
+            changes: 0,
             packages: Vec::new(),
             journals: Vec::new(),
             watch: Watch::new(),
@@ -167,6 +178,7 @@ impl<'m> Stage<'m> {
         Cast {
             has_clock: server.is_some_and(RedisServer::has_clock),
             has_disk: server.is_some_and(|server| server.disk().is_some()),
+            has_mysql_disk: self.mysql.disk().is_some(),
             persistence: self.persistence,
             is_library: self.way == Way::Library,
             has_daemon: self.daemon.is_some(),
@@ -237,7 +249,8 @@ impl<'m> Stage<'m> {
     /// Writes the configuration of a daemon.
     fn configure(&self, name: &str, place: &Place, listen: &str) -> Result<PathBuf> {
         let path = self.redis.directory().join(format!("{name}.toml"));
-        let text = site::configuration(place, self.persistence, listen, self.reloads);
+        let partitions = site::tenant_partitions(self.changes);
+        let text = site::configuration(place, self.persistence, listen, self.reloads, partitions);
         fs::write(&path, text)?;
         Ok(path)
     }
@@ -313,10 +326,12 @@ impl<'m> Stage<'m> {
             }
             Fault::WriterPausedForTwoEpochs => {
                 self.writers[0].0.signal("STOP");
-                self.begin_two_epochs().await?;
+                let homes = Home::all().filter(|home| home.partition == 0);
+                self.begin_two_epochs("calls", homes).await?;
                 self.writers[0].0.signal("CONT");
                 Ok(())
             }
+            Fault::RequestsRepeatedLate => self.repeat_late().await,
             Fault::AllWritersRestarted => self.restart_writers().await,
             Fault::PackageKilled => {
                 self.any_package(random).order(Order::Kill);
@@ -339,6 +354,7 @@ impl<'m> Stage<'m> {
             Fault::DaemonKilled
             | Fault::DaemonPaused
             | Fault::DaemonReloaded
+            | Fault::PartitionsChanged
             | Fault::SecondDatabase => self.strike_daemon(fault, random).await,
             Fault::RedisCrashed
             | Fault::RedisPaused
@@ -356,6 +372,7 @@ impl<'m> Stage<'m> {
             Fault::MysqlKilled
             | Fault::MysqlPaused
             | Fault::MysqlRestored
+            | Fault::MysqlDiskFull
             | Fault::TableLocked
             | Fault::ColumnTooSmall
             | Fault::RowDeleted
@@ -377,20 +394,21 @@ impl<'m> Stage<'m> {
         &self.packages[random.below(self.packages.len() as u64) as usize]
     }
 
-    /// Has Redis forget the last call of each caller.
-    async fn begin_two_epochs(&self) -> Result<()> {
+    /// Has Redis forget the last call of each caller, or requests.
+    async fn begin_two_epochs(&self, of: &str, homes: impl Iterator<Item = Home>) -> Result<()> {
         let Some(server) = self.redis.standalone() else {
             return Ok(());
         };
         let mut redis = server.manager().await;
-        for home in Home::all().filter(|home| home.partition == 0) {
+        for home in homes {
             let keys = ["calls", "calls_before", "requests", "requests_before"];
             let keys = keys.map(|name| home.key(name));
             for _ in 0..2 {
                 // an epoch that began long ago is over
-                let began = [&*keys[0], "=began_at", "0"];
+                let memory = home.key(of);
+                let began = [&*memory, "=began_at", "0"];
                 if redis::cmd("EXISTS")
-                    .arg(&keys[0])
+                    .arg(&memory)
                     .query_async(&mut redis)
                     .await?
                 {
@@ -403,6 +421,22 @@ impl<'m> Stage<'m> {
                     begin.exec_async(&mut redis).await?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Makes jobs again that were counted, once Redis has forgotten them.
+    async fn repeat_late(&self) -> Result<()> {
+        let Means::Library(site) = &self.means else {
+            return Ok(());
+        };
+        let Journals { open, epochs, .. } = self.read_journals()?;
+        let counted = epochs.iter().filter(|(job, _)| !open.contains_key(job));
+        self.begin_two_epochs("requests", Home::all().filter(|home| home.is_of(JOBS)))
+            .await?;
+        for (job, epoch) in counted.rev().take(LATE_JOBS) {
+            // it must not count, whatever it returns
+            let _ = site.count_job(job, epoch).await;
         }
         Ok(())
     }
@@ -421,7 +455,7 @@ impl<'m> Stage<'m> {
     }
 
     async fn strike_daemon(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
-        let Some((daemon, address)) = &mut self.daemon else {
+        let Some((daemon, _)) = &mut self.daemon else {
             return Ok(());
         };
         match fault {
@@ -435,14 +469,10 @@ impl<'m> Stage<'m> {
                 daemon.signal("CONT")
             }
             Fault::DaemonReloaded => {
-                let listen = address.to_string();
                 self.reloads += 1;
-                self.configure("daemon", &self.place, &listen)?;
-                match &mut self.daemon {
-                    Some((daemon, _)) => daemon.signal("HUP"),
-                    None => Ok(()),
-                }
+                self.reload_daemon()
             }
+            Fault::PartitionsChanged => self.change_partitions().await,
             _ => {
                 let (database, pool) = self.mysql.database("another").await;
                 MysqlStore::new(&pool)?.create_tables().await?;
@@ -459,6 +489,34 @@ impl<'m> Stage<'m> {
                 another.kill().await
             }
         }
+    }
+
+    /// Has the daemon read its configuration again.
+    fn reload_daemon(&mut self) -> Result<()> {
+        if let Some((daemon, address)) = self.daemon.take() {
+            self.configure("daemon", &self.place, &address.to_string())?;
+            let (daemon, _) = self.daemon.insert((daemon, address));
+            daemon.signal("HUP")?;
+        }
+        Ok(())
+    }
+
+    /// Changes the partitions of the tenant's family as docs/operations.md tells it, "Changing a family".
+    async fn change_partitions(&mut self) -> Result<()> {
+        let (Means::Library(site), Some(package)) = (&self.means, self.packages.pop()) else {
+            return Ok(());
+        };
+        let (client, installed) = (package.client, package.installed.clone());
+        package.stop().await?;
+        let family = site::tenant(self.persistence, self.changes + 1)?;
+        let change = async || {
+            site.pair.drain().await?;
+            site.pair.reconfigure(&family).await
+        };
+        families::patiently(change).await?;
+        self.changes += 1;
+        self.reload_daemon()?;
+        self.start_package(client, installed, true).await
     }
 
     async fn strike_redis(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
@@ -574,6 +632,13 @@ impl<'m> Stage<'m> {
                 self.watch.restored(&stored, begun, now());
                 self.watch.windows.borrow_mut().know();
             }
+            Fault::MysqlDiskFull => {
+                if let Some(disk) = self.mysql.disk() {
+                    disk.fill();
+                    pause(random).await;
+                    disk.free();
+                }
+            }
             Fault::TableLocked => {
                 let mut lock = self.pool.acquire().await?.detach();
                 sqlx::raw_sql("LOCK TABLES views WRITE")
@@ -684,6 +749,13 @@ impl<'m> Stage<'m> {
         for (id, hits) in &self.deleted {
             *stored.entry((VIEWS, *id)).or_default() += hits;
         }
+        let miscounted = match &self.means {
+            Means::Library(site) => {
+                site.recount_at_the_end().await?;
+                site::miscounted(&self.pool).await?
+            }
+            Means::ByHand(_) => 0,
+        };
         let (dropped, lost_batches) = sqlx::query_as(
             "SELECT CAST(COALESCE(SUM(dropped_hits), 0) AS UNSIGNED), \
                CAST(COALESCE(SUM(lost_batches), 0) AS UNSIGNED) FROM counterfoil_ledger",
@@ -702,6 +774,7 @@ impl<'m> Stage<'m> {
             dropped,
             lost_batches,
             saved_within,
+            miscounted,
         })
     }
 
@@ -726,12 +799,14 @@ impl<'m> Stage<'m> {
         if self.persistence.forgets_requests() {
             return Ok(());
         }
-        let (open, number) = (self.read_journals()?.open, self.journal("the crate"));
+        let (journals, number) = (self.read_journals()?, self.journal("the crate"));
+        let Means::Library(site) = &self.means else {
+            return Ok(());
+        };
         let scribe = Scribe::create(&self.redis.directory(), number)?;
-        for job in open.keys() {
-            let begun = now();
-            while self.means.count(std::slice::from_ref(job)).await != [Some(true)] {}
-            scribe.end(std::iter::once((job, true)), begun, 1)?;
+        for job in journals.open.keys() {
+            let epoch = journals.epochs.get(job).cloned();
+            job::count(site, &scribe, job, epoch, true).await?;
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use sqlx::MySqlPool;
 use super::hand::{self, Hand};
 use super::journal::{Counter, Hit};
 use super::persistence::Persistence;
-use super::site::{self, Site, VIEWS};
+use super::site::{self, SAVES, Site, VIEWS};
 use crate::Result;
 use crate::families::{Place, patiently};
 
@@ -54,15 +54,13 @@ impl Way {
     }
 
     /// Returns the role in which this program writes to MySQL, with its options.
-    pub fn role(self) -> &'static [&'static str] {
+    pub fn role(self, persistence: Persistence) -> [String; 2] {
         match self {
-            Way::Library => &["serve-process"],
-            Way::Rename => &["by-hand-process", "--way=rename"],
-            Way::Take => &["by-hand-process", "--way=take"],
-            Way::Getdel => &["by-hand-process", "--way=getdel"],
-            Way::Decrby => &["by-hand-process", "--way=decrby"],
-            Way::Dirty => &["by-hand-process", "--way=dirty"],
-            Way::Jobs => &["by-hand-process", "--way=jobs"],
+            Way::Library => [
+                "serve-process".to_owned(),
+                format!("--persistence={persistence}"),
+            ],
+            way => ["by-hand-process".to_owned(), format!("--way={way}")],
         }
     }
 
@@ -93,7 +91,10 @@ impl Means {
         };
         let outcomes = site.count(hits).await.into_iter();
         let known = outcomes.map(|outcome| match outcome {
-            Ok(is_counted) => Some(is_counted),
+            Ok(true) => Some(true),
+            // a recount counts its row
+            _ if hits[0].family == SAVES => None,
+            Ok(false) => Some(false),
             Err(error) if error.outcome_unknown() => None,
             Err(_) => Some(false),
         });

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use super::job;
 use super::journal::{Hit, Scribe, now};
 use super::persistence::Persistence;
 use super::site::{JOBS, SERIES, VIEWS, draw_id};
@@ -57,39 +58,33 @@ struct Writer {
 }
 
 impl Writer {
-    /// Counts one hit, or many. A job is repeated until its outcome is known, unless Redis forgets
-    /// jobs.
+    /// Counts one hit, or many.
     async fn count(&self) -> Result<()> {
         let hits = self.draw();
-        let is_repeated = hits[0].family == JOBS && !self.args.persistence.forgets_requests();
         self.scribe.begin(&hits)?;
-        loop {
-            let begun = now();
-            let outcomes = self.means.count(&hits).await;
-            let known = hits
-                .iter()
-                .zip(&outcomes)
-                .filter_map(|(hit, outcome)| match outcome {
-                    // an earlier call may have counted it
-                    Some(false) if is_repeated => None,
-                    known => Some((hit, (*known)?)),
-                });
-            self.scribe.end(known, begun, hits.len())?;
-            if outcomes.contains(&Some(true)) {
-                return Ok(());
-            }
-            // Redis is unavailable, or a reply was lost
-            sleep(Duration::from_millis(5)).await;
-            if !is_repeated {
-                return Ok(());
-            }
+        if let (JOBS, Means::Library(site)) = (hits[0].family, &self.means) {
+            let repeats = !self.args.persistence.forgets_requests();
+            return job::count(site, &self.scribe, &hits[0], None, repeats).await;
         }
+        let begun = now();
+        let outcomes = self.means.count(&hits).await;
+        let known = hits
+            .iter()
+            .zip(&outcomes)
+            .filter_map(|(hit, outcome)| Some((hit, (*outcome)?)));
+        self.scribe.end(known, begun, hits.len())?;
+        if !outcomes.contains(&Some(true)) {
+            // Redis is unavailable
+            sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
     }
 
     fn draw(&self) -> Vec<Hit> {
         let mut random = self.random.borrow_mut();
         let family = random.below(self.args.way.families() as u64) as usize;
-        let hits = if [VIEWS, SERIES].contains(&family) {
+        let can_be_many = [VIEWS, SERIES].contains(&family);
+        let hits = if can_be_many && random.below(2) == 0 {
             1 + random.below(MANY)
         } else {
             1

@@ -135,6 +135,40 @@ async fn an_exact_read_of_a_new_incarnation_does_not_trust_a_replica() {
     assert_eq!(views.value("page").await, 4);
 }
 
+/// Another caller cuts every batch, as reconcilers do that are faster. What was counted before the
+/// drain is in the second batch that it finds, so it does not wait for one of its own.
+#[tokio::test]
+async fn a_drain_ends_although_others_cut_every_batch() {
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
+    let partition = Partition::new(pair.redis.manager().await, views.family(), 0);
+    let cut = async || {
+        let cut = partition.rotate(views.family(), "", None, Cut::Now).await;
+        match cut.unwrap() {
+            RotateReply::Batch(batch) => batch.id.seq,
+            other => panic!("{other:?}"),
+        }
+    };
+    let others = async {
+        loop {
+            views.count("page", 1).await;
+            cut().await;
+        }
+    };
+    let drains = async {
+        for _ in 0..30 {
+            views.count("page", 1).await;
+            let before = cut().await;
+            pair.drain().await;
+            let after = cut().await;
+            assert!(after <= before + 3, "batches {before} to {after}");
+        }
+    };
+    tokio::select! {
+        () = drains => {}
+        () = others => {}
+    }
+}
+
 /// The ids fill more than one page, some in MySQL and some in Redis.
 #[tokio::test]
 async fn all_ids_come_as_a_stream() {
