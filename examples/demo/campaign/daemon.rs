@@ -1,7 +1,7 @@
 //! The daemon of a round, and its replies.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -29,13 +29,6 @@ pub fn program() -> Option<PathBuf> {
     let own = std::env::current_exe().ok()?;
     let program = own.parent()?.parent()?.join("counterfoil");
     program.is_file().then_some(program)
-}
-
-/// Returns a free address for a daemon, below the ports that clients get.
-pub fn free_address() -> Result<SocketAddr> {
-    let mut ports = (9292..9392).map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    let free = ports.find(|address| TcpListener::bind(address).is_ok());
-    free.ok_or_else(|| "no port from 9292 to 9391 is free".into())
 }
 
 impl Daemon {

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -156,7 +156,7 @@ impl<'m> Stage<'m> {
             stage.watch.look_at(server.url());
         }
         if let Some(program) = daemon {
-            let address = daemon::free_address()?;
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, testkit::free_port()));
             let config = stage.configure("daemon", &stage.place, &address.to_string())?;
             stage.daemon = Some((Daemon::start(&program, &config)?, address));
         }
