@@ -1,0 +1,80 @@
+//! What faults do to the daemon and its configuration.
+
+use counterfoil::MysqlStore;
+
+use super::super::daemon::{self, Daemon};
+use super::super::fault::Fault;
+use super::super::hand;
+use super::super::site;
+use super::super::way::Means;
+use super::{Stage, pause};
+use crate::Result;
+use crate::families::{self, Place};
+use crate::zipf::Random;
+
+impl Stage<'_> {
+    pub(super) async fn strike_daemon(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
+        let Some((daemon, _)) = &mut self.daemon else {
+            return Ok(());
+        };
+        match fault {
+            Fault::DaemonKilled => {
+                daemon.kill().await?;
+                daemon.keep_running()
+            }
+            Fault::DaemonPaused => {
+                daemon.signal("STOP")?;
+                pause(random).await;
+                daemon.signal("CONT")
+            }
+            Fault::DaemonReloaded => {
+                self.reloads += 1;
+                self.reload_daemon()
+            }
+            Fault::PartitionsChanged => self.change_partitions().await,
+            _ => {
+                let (database, pool) = self.mysql.database("another").await;
+                MysqlStore::new(&pool)?.create_tables().await?;
+                hand::create_table(&pool).await?;
+                site::create_tables(&pool).await?;
+                let place = Place {
+                    redis: self.place.redis.clone(),
+                    mysql: self.mysql.url(&database),
+                };
+                let config = self.configure("another", &place, "off")?;
+                let program = daemon::program().ok_or("the daemon was not built")?;
+                let mut another = Daemon::start(&program, &config)?;
+                pause(random).await;
+                another.kill().await
+            }
+        }
+    }
+
+    /// Has the daemon read its configuration again.
+    fn reload_daemon(&mut self) -> Result<()> {
+        if let Some((daemon, address)) = self.daemon.take() {
+            self.configure("daemon", &self.place, &address.to_string())?;
+            let (daemon, _) = self.daemon.insert((daemon, address));
+            daemon.signal("HUP")?;
+        }
+        Ok(())
+    }
+
+    /// Changes the partitions of the tenant's family as docs/operations.md tells it, "Changing a family".
+    async fn change_partitions(&mut self) -> Result<()> {
+        let (Means::Library(site), Some(package)) = (&self.means, self.packages.pop()) else {
+            return Ok(());
+        };
+        let (client, installed) = (package.client, package.installed.clone());
+        package.stop().await?;
+        let family = site::tenant(self.persistence, self.changes + 1)?;
+        let change = async || {
+            site.pair.drain().await?;
+            site.pair.reconfigure(&family).await
+        };
+        families::patiently(change).await?;
+        self.changes += 1;
+        self.reload_daemon()?;
+        self.start_package(client, installed, true).await
+    }
+}

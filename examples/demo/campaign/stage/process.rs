@@ -1,0 +1,124 @@
+//! What faults do to writers, packages and reconcilers.
+
+use super::super::fault::Fault;
+use super::super::journal::Journals;
+use super::super::package::{Counting, Order};
+use super::super::site::{Home, JOBS};
+use super::super::way::Means;
+use super::{Stage, finish, pause};
+use crate::Result;
+use crate::zipf::Random;
+
+/// The number of jobs that are made again once Redis has forgotten them.
+const LATE_JOBS: usize = 50;
+/// Begins an epoch, as a client does that asks for one.
+const EPOCH: &str = include_str!("../../../../lua/v1/family_epoch.lua");
+
+impl Stage<'_> {
+    pub(super) async fn strike_process(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
+        match fault {
+            Fault::WriterKilled => {
+                let (writer, _) = self.writers.remove(0);
+                writer.kill().await?;
+                self.start_writer().await
+            }
+            Fault::WriterPaused => {
+                self.writers[0].0.signal("STOP");
+                pause(random).await;
+                self.writers[0].0.signal("CONT");
+                Ok(())
+            }
+            Fault::WriterPausedForTwoEpochs => {
+                self.writers[0].0.signal("STOP");
+                let homes = Home::all().filter(|home| home.partition == 0);
+                self.begin_two_epochs("calls", homes).await?;
+                self.writers[0].0.signal("CONT");
+                Ok(())
+            }
+            Fault::RequestsRepeatedLate => self.repeat_late().await,
+            Fault::AllWritersRestarted => self.restart_writers().await,
+            Fault::PackageKilled => {
+                self.any_package(random).order(Order::Kill);
+                Ok(())
+            }
+            Fault::PackagePaused => {
+                let package = self.any_package(random);
+                package.order(Order::Signal("STOP"));
+                pause(random).await;
+                package.order(Order::Signal("CONT"));
+                Ok(())
+            }
+            Fault::ReconcilerKilled => self.reconcilers.kill_one().await,
+            _ => {
+                self.reconcilers.signal_one("STOP");
+                pause(random).await;
+                self.reconcilers.signal_one("CONT");
+                Ok(())
+            }
+        }
+    }
+
+    fn any_package(&self, random: &mut Random) -> &Counting {
+        &self.packages[random.below(self.packages.len() as u64) as usize]
+    }
+
+    /// Has Redis forget the last call of each caller, or requests.
+    async fn begin_two_epochs(&self, of: &str, homes: impl Iterator<Item = Home>) -> Result<()> {
+        let Some(server) = self.redis.standalone() else {
+            return Ok(());
+        };
+        let mut redis = server.manager().await;
+        for home in homes {
+            let keys = ["calls", "calls_before", "requests", "requests_before"];
+            let keys = keys.map(|name| home.key(name));
+            for _ in 0..2 {
+                // an epoch that began long ago is over
+                let memory = home.key(of);
+                let began = [&*memory, "=began_at", "0"];
+                if redis::cmd("EXISTS")
+                    .arg(&memory)
+                    .query_async(&mut redis)
+                    .await?
+                {
+                    redis::cmd("HSET")
+                        .arg(&began)
+                        .exec_async(&mut redis)
+                        .await?;
+                    let mut begin = redis::cmd("EVAL");
+                    begin.arg(EPOCH).arg(keys.len()).arg(&keys).arg(&[""; 4]);
+                    begin.exec_async(&mut redis).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes jobs again that were counted, once Redis has forgotten them.
+    async fn repeat_late(&self) -> Result<()> {
+        let Means::Library(site) = &self.means else {
+            return Ok(());
+        };
+        let Journals { open, epochs, .. } = self.read_journals()?;
+        let counted = epochs.iter().filter(|(job, _)| !open.contains_key(job));
+        self.begin_two_epochs("requests", Home::all().filter(|home| home.is_of(JOBS)))
+            .await?;
+        for (job, epoch) in counted.rev().take(LATE_JOBS) {
+            // it must not count, whatever it returns
+            let _ = site.count_job(job, epoch).await;
+        }
+        Ok(())
+    }
+
+    /// Replaces all writers, as a release of the application does. Each finishes its calls.
+    async fn restart_writers(&mut self) -> Result<()> {
+        for package in &self.packages {
+            package.order(Order::Restart);
+        }
+        for _ in 0..self.writers.len() {
+            self.start_writer().await?;
+            let writer = self.writers.remove(0);
+            finish(writer).await?;
+        }
+        Ok(())
+    }
+}
