@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use super::job;
 use super::journal::{Hit, Scribe, now};
 use super::persistence::Persistence;
-use super::site::{JOBS, SERIES, VIEWS, draw_id};
+use super::site::{JOBS, SAVES, SERIES, VIEWS, draw_id};
 use super::way::{Means, Way};
 use crate::Result;
 use crate::child;
@@ -18,6 +18,8 @@ use crate::zipf::Random;
 
 /// The number of calls in progress at a time.
 const CONCURRENT: usize = 16;
+/// The most calls of them that save, so that the others go on without MySQL.
+const SAVING: usize = 2;
 /// The most hits of a call that counts many.
 const MANY: u64 = 50;
 
@@ -43,6 +45,7 @@ pub async fn run(args: Args) -> Result<()> {
         means: args.way.open(&args.place, args.persistence).await?,
         random: RefCell::new(Random(now())),
         drawn: Cell::new(0),
+        saving: Cell::new(0),
         args,
     };
     child::repeat_until_ordered(orders, CONCURRENT, async || writer.count().await).await
@@ -55,19 +58,31 @@ struct Writer {
     random: RefCell<Random>,
     /// The number of hits drawn so far.
     drawn: Cell<u64>,
+    /// The number of calls that save.
+    saving: Cell<usize>,
 }
 
 impl Writer {
     /// Counts one hit, or many.
     async fn count(&self) -> Result<()> {
         let hits = self.draw();
-        self.scribe.begin(&hits)?;
+        if hits[0].family != SAVES {
+            return self.count_these(&hits).await;
+        }
+        self.saving.set(self.saving.get() + 1);
+        let counted = self.count_these(&hits).await;
+        self.saving.set(self.saving.get() - 1);
+        counted
+    }
+
+    async fn count_these(&self, hits: &[Hit]) -> Result<()> {
+        self.scribe.begin(hits)?;
         if let (JOBS, Means::Library(site)) = (hits[0].family, &self.means) {
             let repeats = !self.args.persistence.forgets_requests();
             return job::count(site, &self.scribe, &hits[0], None, repeats).await;
         }
         let begun = now();
-        let outcomes = self.means.count(&hits).await;
+        let outcomes = self.means.count(hits).await;
         let known = hits
             .iter()
             .zip(&outcomes)
@@ -82,7 +97,10 @@ impl Writer {
 
     fn draw(&self) -> Vec<Hit> {
         let mut random = self.random.borrow_mut();
-        let family = random.below(self.args.way.families() as u64) as usize;
+        let mut family = random.below(self.args.way.families() as u64) as usize;
+        if family == SAVES && self.saving.get() == SAVING {
+            family = VIEWS;
+        }
         let can_be_many = [VIEWS, SERIES].contains(&family);
         let hits = if can_be_many && random.below(2) == 0 {
             1 + random.below(MANY)

@@ -17,6 +17,8 @@ use super::{Stage, finish};
 use crate::Result;
 use crate::families;
 
+/// The time after which the end of a process is noted.
+const LONG: Duration = Duration::from_secs(10);
 /// The time within which everything must be in MySQL after the last fault.
 const SAVED_WITHIN: Duration = Duration::from_secs(60);
 
@@ -51,13 +53,16 @@ impl Stage<'_> {
             let name = package.client.name();
             let stopped = timeout(SAVED_WITHIN, package.stop()).await;
             stopped.map_err(|_| wedged(&format!("{name} has not ended")))??;
+            slow(&name, ended);
         }
         for writer in std::mem::take(&mut self.writers) {
             let finished = timeout(SAVED_WITHIN, finish(writer)).await;
             finished.map_err(|_| wedged("a writer has not ended"))??;
+            slow("a writer", ended);
         }
         let jobs = timeout(SAVED_WITHIN, self.finish_jobs()).await;
         jobs.map_err(|_| wedged("a job has no outcome"))??;
+        slow("a job", ended);
         if self.way == Way::Library {
             let Ok(saved) = timeout(SAVED_WITHIN, self.wait_until_saved()).await else {
                 // before the servers are dropped, and their files with them
@@ -148,5 +153,12 @@ impl Stage<'_> {
             families::patiently(async || store.retry_rejects(family, None).await).await?;
         }
         Ok(())
+    }
+}
+
+/// Notes what ended late, as a hint if a round is slow.
+fn slow(what: &str, ended: Instant) {
+    if ended.elapsed() > LONG {
+        eprintln!("{what} ended {:?} after the last fault", ended.elapsed());
     }
 }
