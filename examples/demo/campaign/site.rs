@@ -236,7 +236,7 @@ impl Site {
         self.views.family()
     }
 
-    /// Counts hits of one family. Returns of each whether it was counted.
+    /// Counts hits of one family, which are no jobs. Returns of each whether it was counted.
     pub async fn count(&self, hits: &[Hit]) -> Vec<counterfoil::Result<bool>> {
         let ids = || hits.iter().map(|hit| hit.id.to_string());
         // no other hit has its name, so only an earlier attempt may have counted it before
@@ -256,8 +256,7 @@ impl Site {
                 let visit = self.visitors.first_visit(&id, Day::today(), name).await;
                 visit.map(is_counted)
             }
-            SAVES => self.save(&id, name).await,
-            _ => self.jobs.add_once(name, &id, 1).await.map(is_counted),
+            _ => self.save(&id, name).await,
         };
         vec![one]
     }
