@@ -12,13 +12,15 @@ pub const WITHOUT: &str = "COUNTERFOIL_DEMO_WITHOUT";
 static REMOVED: OnceLock<String> = OnceLock::new();
 
 /// Guards whose removal loses or doubles hits, or makes values wrong, under the faults of the campaign.
-const GUARDS: [Guard; 22] = [
+const GUARDS: [Guard; 26] = [
     Guard::Ledger,
     Guard::Fence,
     Guard::AnyEpoch,
     Guard::OneMemory,
     Guard::NoMemory,
     Guard::AnyGeneration,
+    Guard::OneGeneration,
+    Guard::EndOfGenerations,
     Guard::Tag,
     Guard::Database,
     Guard::Settle,
@@ -35,6 +37,8 @@ const GUARDS: [Guard; 22] = [
     Guard::ReadBack,
     Guard::Clean,
     Guard::Unchanged,
+    Guard::RecountRun,
+    Guard::RecountBounds,
 ];
 
 /// Removes a guard, by its name in ARCHITECTURE.md.
