@@ -8,7 +8,7 @@ use counterfoil::{
     Table, Visitors,
 };
 use sqlx::{AssertSqlSafe, MySqlPool};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::Result;
 use crate::log::Hit;
@@ -146,14 +146,17 @@ pub async fn rejects(mysql: &MySqlPool) -> Result<i64> {
     )
 }
 
+/// The time within which a server is back after a fault, on a busy machine.
+const BACK: Duration = Duration::from_secs(30);
+
 /// Retries `attempt` while it fails because its connection was cut.
 pub async fn patiently<T>(
     attempt: impl AsyncFn() -> counterfoil::Result<T>,
 ) -> counterfoil::Result<T> {
-    let mut left = 50;
+    let started = Instant::now();
     loop {
         match attempt().await {
-            Err(error) if error.is_retryable() && left > 0 => left -= 1,
+            Err(error) if error.is_retryable() && started.elapsed() < BACK => {}
             ended => return ended,
         }
         sleep(Duration::from_millis(50)).await;

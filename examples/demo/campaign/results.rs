@@ -65,6 +65,9 @@ pub struct Outcome {
     /// Why the round came to no comparison.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
+    /// The cause of that, and the change that ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 impl Outcome {
@@ -239,9 +242,11 @@ pub fn tables(runs: &[Run]) -> String {
             if let Some(failed) = &round.failed {
                 let (servers, commit) = (servers(run), &run.commit);
                 let (persistence, seed) = (&round.persistence, round.seed);
+                let note = round.note.iter().map(|note| format!(" {note}."));
                 let _ = writeln!(
                     text,
-                    "\nA round did not end: `{persistence}`, {servers}, commit {commit}, seed {seed}: {failed}."
+                    "\nA round did not end: `{persistence}`, {servers}, commit {commit}, seed {seed}: {failed}.{}",
+                    note.collect::<String>()
                 );
             }
         }
