@@ -1,5 +1,7 @@
-//! The contents of both crates, as `cargo package` puts them together.
+//! The contents of both crates, as `cargo package` puts them together, and the version of all packages.
 
+use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use crate::docs::files;
@@ -67,4 +69,25 @@ fn the_package_of_the_command_contains_page_and_example() {
             "assets/page.css",
         ],
     );
+}
+
+/// `packaging/versions` is what `./dev release --version` writes and `--check` compares.
+#[test]
+fn all_packages_have_the_version_of_the_crate() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let list = fs::read_to_string(root.join("packaging/versions")).unwrap();
+    let lines: Vec<_> = list
+        .lines()
+        .filter_map(|line| line.split_once(": "))
+        .collect();
+    for (file, text) in &lines {
+        let text = text.replace("{}", env!("CARGO_PKG_VERSION"));
+        let content = fs::read_to_string(root.join(file)).unwrap();
+        assert!(content.contains(&text), "{file} has no {text}");
+    }
+    for client in ["go", "node", "php", "python", "ruby"] {
+        let folder = format!("clients/{client}/");
+        let is_listed = lines.iter().any(|(file, _)| file.starts_with(&folder));
+        assert!(is_listed, "packaging/versions has no file of {folder}");
+    }
 }
