@@ -133,6 +133,7 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         command,
     } = arguments;
     let output = Output { json };
+    let named = pair.clone();
     // setup with private servers has another one
     if !matches!(command, Command::Setup { .. }) {
         show_config(&config);
@@ -204,7 +205,7 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
             command,
         } => sandbox::run(&context()?, &redis_server, &command).await,
         Command::Healthcheck { ready } => daemon_state::health(context(), ready).await,
-        Command::Setup { setup } => setup::run(&config, &setup).await,
+        Command::Setup { setup } => setup::run(&config, named, &setup).await,
         Command::Completions { shell } => configuration::completions(output, shell),
         Command::Man { folder } => configuration::man(output, folder.as_deref()),
     }

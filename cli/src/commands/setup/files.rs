@@ -20,14 +20,14 @@ pub struct Settings<'a> {
     pub listen: &'a str,
     pub redis: &'a Login,
     pub mysql: &'a Login,
-    /// Whether servers on other machines need no TLS.
+    /// True if servers on other machines need no TLS.
     pub no_tls: bool,
     /// NAMESPACE/FAMILY.
     pub family: &'a str,
 }
 
 impl Settings<'_> {
-    /// Returns the text of the file. `has_secret` says for Redis and MySQL if there is a password.
+    /// Returns the text of the file. `has_secret` tells for Redis and MySQL if there is a password.
     pub fn text(&self, has_secret: [bool; 2]) -> String {
         let mut text = format!(
             "# Written by `counterfoil setup`. `counterfoil example-config` prints every setting with a comment.\n\

@@ -55,12 +55,12 @@ const DAEMON: PrivilegesOf = PrivilegesOf {
 };
 
 /// Sets up the servers that the options name, or private ones on which it runs the daemon.
-pub async fn run(config: &Path, setup: &Setup) -> Result<Exit, Failure> {
+pub async fn run(config: &Path, named: Option<String>, setup: &Setup) -> Result<Exit, Failure> {
     if setup.private {
         return run_private(setup).await;
     }
     show_config(config);
-    set_up(config, setup, setup.given(), LISTEN).await
+    set_up(config, named, setup, setup.given(), LISTEN).await
 }
 
 /// Runs the daemon on private servers until a signal ends it.
@@ -90,8 +90,8 @@ async fn prepare(folder: &Folder, servers: &mut Servers, setup: &Setup) -> Resul
     let mysql = servers.start_mysql(path, namespace, setup.mysql_server.as_deref());
     let mysql = Some(mysql.await?);
     let listen = private::free_address(LISTEN);
-    match set_up(&config, setup, Given { redis, mysql }, &listen).await? {
-        Exit::Ok | Exit::Warning => Config::read(&config).map_err(Failure::usage),
+    match set_up(&config, None, setup, Given { redis, mysql }, &listen).await? {
+        Exit::Ok => Config::read(&config).map_err(Failure::usage),
         _ => Err(Failure::critical("the private servers are not set up")),
     }
 }
@@ -249,7 +249,15 @@ fn say(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-async fn set_up(path: &Path, setup: &Setup, given: Given, listen: &str) -> Result<Exit, Failure> {
+/// Sets up the servers of the pair `named`, or of the only one. Writes the configuration if there is
+/// none.
+async fn set_up(
+    path: &Path,
+    named: Option<String>,
+    setup: &Setup,
+    given: Given,
+    listen: &str,
+) -> Result<Exit, Failure> {
     let given = if setup.overwrite || !path.exists() {
         let [redis, mysql] = given.complete(setup)?;
         write_configuration(path, setup, [&redis, &mysql], listen).await?;
@@ -267,18 +275,22 @@ async fn set_up(path: &Path, setup: &Setup, given: Given, listen: &str) -> Resul
         say(&format!("continues with {}", path.display()));
         given
     };
-    let context = Context::read(path, None, PEOPLE)?;
+    let context = Context::read(path, named, PEOPLE)?;
     let pair = context.pair()?;
     let own = given.administered(pair, setup)?;
-    let refusal = set_up_mysql(pair, &own).await?;
+    let may_grant = set_up_mysql(pair, &own).await?;
     set_up_redis(pair, &own).await?;
-    let checked = servers::check(&context).await?;
-    if checked == Exit::Critical {
-        if let Some(failure) = refusal {
-            print_message(&failure.message);
-            print_for_administrators(&context, pair).await?;
+    if servers::check(&context).await? == Exit::Critical {
+        if !may_grant {
+            print_for_administrator_of_mysql(pair).await?;
         }
-        say("correct this, and run `counterfoil setup` again");
+        if own.redis.user() == pair.redis.user() && own.redis.user() != "default" {
+            privileges::acl(&context, &DAEMON).await?;
+        }
+        say(
+            "correct this, or name an administrator's URL with --mysql and --redis, and run \
+             `counterfoil setup` again",
+        );
         return Ok(Exit::Critical);
     }
     if !setup.private {
@@ -290,10 +302,10 @@ async fn set_up(path: &Path, setup: &Setup, given: Given, listen: &str) -> Resul
     for line in programs::all(&context.config, pair) {
         say(&line);
     }
-    Ok(checked)
+    Ok(Exit::Ok)
 }
 
-/// Writes the configuration for a user that is to be created in each server, or for that of the URL
+/// Writes the configuration for a user that setup will create in each server, or for that of the URL
 /// if it may create none. Before that, nothing was changed.
 async fn write_configuration(
     path: &Path,
@@ -353,7 +365,7 @@ async fn set_up_redis(pair: &PairConfig, own: &PairConfig) -> Result<(), Failure
         return Ok(());
     }
     let mut redis = Redis::connect(own).await?;
-    // `own` reads the families that only the database knows
+    // the user of the configuration may not read yet which families only the database knows
     let families = PairConfig {
         mysql: own.mysql.clone(),
         ..pair.clone()
@@ -371,28 +383,26 @@ async fn set_up_redis(pair: &PairConfig, own: &PairConfig) -> Result<(), Failure
 }
 
 /// Creates the database, counterfoil's tables, and the user of the configuration with its
-/// privileges, if `own` is another one. Returns the failure if it may not create tables: they may be
-/// there.
-async fn set_up_mysql(pair: &PairConfig, own: &PairConfig) -> Result<Option<Failure>, Failure> {
+/// privileges, if `own` is another one. Returns whether `own` may do such things.
+async fn set_up_mysql(pair: &PairConfig, own: &PairConfig) -> Result<bool, Failure> {
     let database = pair.mysql.get_database().unwrap_or_default();
-    let (user, is_other) = (
-        pair.mysql.get_username(),
-        pair.mysql.get_username() != own.mysql.get_username(),
-    );
+    let user = pair.mysql.get_username();
+    let is_other = user != own.mysql.get_username();
     let mut server = Mysql::connect(&own.mysql).await?;
-    match server.create_database(database).await {
-        Ok(true) => say(&format!("MySQL has the new database {database}")),
-        Ok(false) => {}
-        Err(failure) if is_other => return Err(failure),
-        Err(failure) => return Ok(Some(failure)),
-    }
-    match servers::create_tables(own).await {
+    let mut create = async || {
+        if server.create_database(database).await? {
+            say(&format!("MySQL has the new database {database}"));
+        }
+        servers::create_tables(own).await
+    };
+    match create().await {
         Ok(()) => say(&format!("MySQL has counterfoil's tables in {database}")),
         Err(failure) if is_other => return Err(failure),
-        Err(failure) => return Ok(Some(failure)),
+        // `check` reports what is missing
+        Err(failure) => print_message(&failure.message),
     }
     if !is_other {
-        return Ok(None);
+        return server.may_create_users().await;
     }
     let (account, created) = server.create_user(&pair.mysql).await?;
     let statements = privileges::statements(own, RoleName::Daemon, &account).await?;
@@ -405,12 +415,11 @@ async fn set_up_mysql(pair: &PairConfig, own: &PairConfig) -> Result<Option<Fail
     }
     let done = if created { "has the new" } else { "has the" };
     say(&format!("MySQL {done} user {user:?}, with its privileges"));
-    Ok(None)
+    Ok(true)
 }
 
-/// Prints what an administrator of MySQL runs for the user of the configuration, and its rules in
-/// Redis if it has a user of its own there.
-async fn print_for_administrators(context: &Context, pair: &PairConfig) -> Result<(), Failure> {
+/// Prints what an administrator of MySQL runs for the user of the configuration.
+async fn print_for_administrator_of_mysql(pair: &PairConfig) -> Result<(), Failure> {
     let account = Mysql::connect(&pair.mysql).await?.account();
     let database = pair.mysql.get_database().unwrap_or_default();
     say("-- for an administrator of MySQL");
@@ -419,9 +428,6 @@ async fn print_for_administrators(context: &Context, pair: &PairConfig) -> Resul
     say(MysqlStore::schema().trim_end());
     for statement in privileges::statements(pair, RoleName::Daemon, &account).await? {
         say(&statement);
-    }
-    if pair.redis.user() != "default" {
-        privileges::acl(context, &DAEMON).await?;
     }
     Ok(())
 }
