@@ -70,6 +70,14 @@ impl Deref for FamilyName {
 pub enum Command {
     /// Runs the daemon
     Run,
+    /// Sets up two servers, and continues if it failed before: writes the configuration file,
+    /// creates counterfoil's tables, users and privileges, runs `check`, starts the service of
+    /// systemd, and prints the lines that count in each language. What it may not do, it prints for
+    /// an administrator
+    Setup {
+        #[command(flatten)]
+        setup: Setup,
+    },
     /// Checks the configuration file without contacting a server
     CheckConfig,
     /// Prints a commented configuration file with every setting
@@ -230,8 +238,75 @@ pub enum Command {
         #[arg(last = true, value_name = "COMMAND")]
         command: Vec<String>,
     },
+    /// Asks the daemon whether it is alive, and nothing else: for containers, probes and monitoring.
+    /// Exits with 0 if it is, and otherwise with 1
+    Healthcheck {
+        /// Asks whether it is ready: whether hits reach MySQL
+        #[arg(long)]
+        ready: bool,
+    },
     /// Prints completions for a shell
+    #[command(hide = true)]
     Completions { shell: Shell },
+    /// Prints the man page, or writes those of all commands to a folder
+    #[command(hide = true)]
+    Man {
+        #[arg(value_name = "DIR")]
+        folder: Option<PathBuf>,
+    },
+}
+
+#[derive(Args)]
+pub struct Setup {
+    /// The URL of Redis, with an administrator's user and password or the daemon's own. Asked for on
+    /// a terminal
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "COUNTERFOIL_SETUP_REDIS",
+        hide_env_values = true
+    )]
+    pub redis: Option<String>,
+    /// The URL of MySQL with the database, and with a user and password likewise
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "COUNTERFOIL_SETUP_MYSQL",
+        hide_env_values = true
+    )]
+    pub mysql: Option<String>,
+    /// The user that an administrator's URL creates, in both servers
+    #[arg(long, value_name = "NAME", default_value = "counterfoil")]
+    pub user: String,
+    /// The family of a new configuration file
+    #[arg(
+        long,
+        value_name = "NAMESPACE/FAMILY",
+        default_value = "shop/product_views"
+    )]
+    pub family: FamilyName,
+    /// Allows servers on other machines without TLS, in a network that you trust
+    #[arg(long)]
+    pub no_tls: bool,
+    /// Uses the servers that it finds on this machine without asking
+    #[arg(long)]
+    pub yes: bool,
+    /// Replaces the configuration file and its passwords
+    #[arg(long)]
+    pub overwrite: bool,
+    /// Starts a Redis and a MySQL or MariaDB of its own from the installed ones, and runs the daemon
+    /// on them until Ctrl-C
+    #[arg(long, conflicts_with_all = ["redis", "mysql", "overwrite"])]
+    pub private: bool,
+    /// The folder of the private servers, which is kept. By default a temporary one is removed
+    #[arg(long, requires = "private", value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// The program of the private Redis
+    #[arg(long, env = "COUNTERFOIL_REDIS_SERVER", value_name = "PROGRAM")]
+    pub redis_server: Option<PathBuf>,
+    /// The program of the private MySQL or MariaDB
+    #[arg(long, env = "COUNTERFOIL_MYSQLD", value_name = "PROGRAM")]
+    pub mysql_server: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]

@@ -52,7 +52,7 @@ pub fn store(config: &PairConfig) -> Result<MysqlStore> {
 }
 
 /// Returns how to connect to one server, with the certificates if that takes TLS.
-fn certified(config: &PairConfig, info: &ConnectionInfo) -> Result<ConnectionInfo> {
+pub fn certified(config: &PairConfig, info: &ConnectionInfo) -> Result<ConnectionInfo> {
     match &config.certificates {
         Some(certificates) if is_tls(info) => {
             Client::build_with_tls(info.clone(), certificates.clone())

@@ -1,9 +1,12 @@
 //! Commands that need no server.
 
 use std::cmp::Reverse;
+use std::fs;
+use std::path::Path;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
+use clap_mangen::Man;
 use serde_json::json;
 
 use super::Context;
@@ -108,4 +111,18 @@ pub fn completions(output: Output, shell: Shell) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "counterfoil", &mut script);
     output.print_text(&script)
+}
+
+/// Prints the man page of the program, or writes those of all commands to a folder.
+pub fn man(output: Output, folder: Option<&Path>) -> Result<Exit, Failure> {
+    let program = Arguments::command();
+    let Some(folder) = folder else {
+        let mut page = Vec::new();
+        Man::new(program).render(&mut page)?;
+        return output.print_text(&page);
+    };
+    fs::create_dir_all(folder)
+        .and_then(|()| clap_mangen::generate_to(program, folder))
+        .map_err(|error| Failure::warning(format!("{}: {error}", folder.display())))?;
+    Ok(Exit::Ok)
 }

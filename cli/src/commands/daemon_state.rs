@@ -1,13 +1,15 @@
-//! The state that the daemon on this machine reports over HTTP: what only the daemon sees.
+//! The daemon on this machine over HTTP: whether it is alive, and what only it sees.
 
 use std::error::Error;
-use std::net::SocketAddr;
 
 use serde::Deserialize;
+use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::Context;
 use crate::config::HttpConfig;
+use crate::exit::{Exit, Failure};
 use crate::health::Problem;
 use crate::limits::in_time;
 
@@ -48,13 +50,64 @@ pub async fn read(http: Option<&HttpConfig>) -> Option<Result<DaemonState, Strin
     // a daemon may listen on all addresses (0.0.0.0). A connection to that address leads to this
     // machine
     let address = http.listen;
-    let reply = in_time(ask(address, http)).await;
+    let reply = in_time(async { ask(http, STATE).await?.state() }).await;
     Some(reply.map_err(|why| format!("the daemon at {address} did not tell its state: {why}")))
 }
 
-async fn ask(address: SocketAddr, http: &HttpConfig) -> Result<DaemonState, Box<dyn Error>> {
+/// Asks the daemon, and nothing else, whether it is alive, or with `ready` whether hits reach MySQL.
+/// Every failure ends with 1: containers give no other code a meaning.
+pub async fn health(context: Result<Context, Failure>, ready: bool) -> Result<Exit, Failure> {
+    let unhealthy = |why| Failure::warning(format!("unhealthy: {why}"));
+    let Context { config, output } = context.map_err(|failure| unhealthy(failure.message))?;
+    let http = config
+        .http
+        .filter(|http| http.listen.port() > 0)
+        .ok_or_else(|| {
+            unhealthy("`listen` is \"off\" or has port 0: there is no address to ask".to_owned())
+        })?;
+    let path = if ready { "/readyz" } else { "/healthz" };
+    let reply = in_time(ask(&http, path)).await;
+    let reply = reply.map_err(|why| unhealthy(format!("the daemon at {}: {why}", http.listen)))?;
+    let line = reply.body.trim().to_owned();
+    match reply.code() {
+        Some("200") => output.print(&json!({ "healthy": true }), |_| vec![line]),
+        Some("503") => Err(unhealthy(line)),
+        _ => Err(unhealthy(format!(
+            "{} replied {}, which is no daemon's reply",
+            http.listen,
+            reply.first_line()
+        ))),
+    }
+}
+
+/// A reply over HTTP.
+struct Reply {
+    head: String,
+    body: String,
+}
+
+impl Reply {
+    fn first_line(&self) -> &str {
+        self.head.lines().next().unwrap_or_default()
+    }
+
+    fn code(&self) -> Option<&str> {
+        self.head.split(' ').nth(1)
+    }
+
+    fn state(&self) -> Result<DaemonState, Box<dyn Error>> {
+        match self.code() {
+            Some("200") => Ok(serde_json::from_str(&self.body)?),
+            Some("401") => Err("it needs its token, which this command lacks".into()),
+            _ => Err(format!("it replied {}", self.first_line()).into()),
+        }
+    }
+}
+
+async fn ask(http: &HttpConfig, path: &str) -> Result<Reply, Box<dyn Error>> {
+    let address = http.listen;
     let mut stream = TcpStream::connect(address).await?;
-    let mut request = format!("GET {STATE} HTTP/1.0\r\nHost: {address}\r\n");
+    let mut request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n");
     if let Some(token) = &http.token {
         request += &format!("Authorization: Bearer {token}\r\n");
     }
@@ -66,9 +119,8 @@ async fn ask(address: SocketAddr, http: &HttpConfig) -> Result<DaemonState, Box<
     let (head, body) = reply
         .split_once("\r\n\r\n")
         .ok_or("the reply is not HTTP")?;
-    match head.split(' ').nth(1) {
-        Some("200") => Ok(serde_json::from_str(body)?),
-        Some("401") => Err("it needs its token, which this command lacks".into()),
-        _ => Err(format!("it replied {}", head.lines().next().unwrap_or_default()).into()),
-    }
+    Ok(Reply {
+        head: head.to_owned(),
+        body: body.to_owned(),
+    })
 }

@@ -13,6 +13,7 @@ mod sandbox;
 mod scripts;
 mod servers;
 mod set_backs;
+mod setup;
 mod status;
 
 use std::path::Path;
@@ -132,7 +133,11 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         command,
     } = arguments;
     let output = Output { json };
-    show_config(&config);
+    let named = pair.clone();
+    // setup with private servers has another one
+    if !matches!(command, Command::Setup { .. }) {
+        show_config(&config);
+    }
     let context = || Context::read(&config, pair, output);
     match command {
         Command::Run => crate::daemon::run(context()?.config, &config).await,
@@ -199,6 +204,9 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
             redis_server,
             command,
         } => sandbox::run(&context()?, &redis_server, &command).await,
+        Command::Healthcheck { ready } => daemon_state::health(context(), ready).await,
+        Command::Setup { setup } => setup::run(&config, named, &setup).await,
         Command::Completions { shell } => configuration::completions(output, shell),
+        Command::Man { folder } => configuration::man(output, folder.as_deref()),
     }
 }

@@ -74,7 +74,8 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
     context.output.print(&json, |_| lines)
 }
 
-async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure> {
+/// Returns the rules of an ACL, key patterns first.
+pub async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure> {
     let (single, patterns) = read_families(pair).await?;
     let mut rules = BTreeSet::new();
     for role in role.roles() {
@@ -120,7 +121,7 @@ pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failur
 }
 
 /// Returns the statements for a user, each once: two roles, or two recounts, may need the same one.
-async fn statements(
+pub async fn statements(
     pair: &PairConfig,
     role: RoleName,
     user: &str,

@@ -30,10 +30,7 @@ pub fn print_schema(output: Output) -> Result<Exit, Failure> {
 pub async fn init(context: &Context) -> Result<Exit, Failure> {
     let mut done = Vec::new();
     for pair in &context.config.pairs {
-        pair::store(pair)?
-            .create_tables()
-            .await
-            .map_err(|error| not_created(&pair.name, error))?;
+        create_tables(pair).await?;
         done.push(&pair.name);
     }
     context.output.print(&json!({ "pairs": done }), |_| {
@@ -41,6 +38,12 @@ pub async fn init(context: &Context) -> Result<Exit, Failure> {
             .map(|pair| format!("pair {pair}: counterfoil's tables exist"))
             .collect()
     })
+}
+
+/// Creates counterfoil's own tables of a pair.
+pub async fn create_tables(pair: &PairConfig) -> Result<(), Failure> {
+    let created = pair::store(pair)?.create_tables().await;
+    created.map_err(|error| not_created(&pair.name, error))
 }
 
 /// Returns the failure of `init`, with advice if the user lacks the privilege to create tables:

@@ -210,9 +210,14 @@ impl Config {
         })
     }
 
+    /// Returns the configuration that a text would be as a file of this folder.
+    pub fn of_text(text: &str, folder: &Path) -> Result<Config, String> {
+        Config::parse(text, &Secrets(folder)).map_err(|wrong| wrong.message)
+    }
+
     /// Returns the configuration of the [`EXAMPLE`].
     pub fn example() -> Option<Config> {
-        Config::parse(EXAMPLE, &Secrets(Path::new(""))).ok()
+        Config::of_text(EXAMPLE, Path::new("")).ok()
     }
 
     fn parse(text: &str, secrets: &Secrets<'_>) -> Result<Config, Wrong> {

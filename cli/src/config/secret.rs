@@ -44,14 +44,14 @@ impl TryFrom<toml::Value> for SecretText {
 pub struct Secrets<'a>(pub &'a Path);
 
 impl Secrets<'_> {
-    /// Returns the file of the setting `name`: as written, or systemd's credential of this name.
+    /// Returns the file of the setting `name`: systemd's credential of this name, which stands for a
+    /// file that the service cannot read, or as written.
     pub fn file(&self, name: &str, written: Option<PathBuf>) -> Option<PathBuf> {
-        if let Some(file) = written {
-            return Some(self.0.join(file));
-        }
-        let folder = env::var_os("CREDENTIALS_DIRECTORY")?;
-        let credential = Path::new(&folder).join(name.to_lowercase());
-        credential.exists().then_some(credential)
+        let folder = env::var_os("CREDENTIALS_DIRECTORY");
+        folder
+            .map(|folder| Path::new(&folder).join(name.to_lowercase()))
+            .filter(|credential| credential.exists())
+            .or_else(|| Some(self.0.join(written?)))
     }
 
     /// Returns the text of the file of the setting `name`, without a byte order mark and the final
@@ -71,8 +71,8 @@ impl Secrets<'_> {
     }
 
     /// Returns the secret `name`, such as `main_mysql_password`. The first of these that exists has
-    /// it: the value written in the configuration, the file that the configuration names, the
-    /// systemd credential of this name, the variable `COUNTERFOIL_MAIN_MYSQL_PASSWORD`. An empty one
+    /// it: the value written in the configuration, the systemd credential of this name, the file
+    /// that the configuration names, the variable `COUNTERFOIL_MAIN_MYSQL_PASSWORD`. An empty one
     /// is an error, because the server would refuse it with a less clear one.
     pub fn find(
         &self,

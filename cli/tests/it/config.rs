@@ -478,7 +478,7 @@ async fn secrets_come_from_the_file_a_credential_or_the_environment() {
     let credentials = credentials.to_str().unwrap();
     fs::create_dir(credentials).unwrap();
     // in the order of precedence
-    let sources = ["written", "file", "credential", "environment"];
+    let sources = ["written", "credential", "file", "environment"];
     for first in 0..sources.len() {
         // the first source is right, and those after it are wrong
         let password = |source: &str| {

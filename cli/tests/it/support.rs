@@ -186,7 +186,21 @@ impl Site {
 
     pub async fn daemon_with(&self, change: impl FnOnce(&mut Command) -> &mut Command) -> Daemon {
         let mut command = self.command();
-        change(command.arg("run").stderr(Stdio::piped()));
+        change(command.arg("run"));
+        Daemon::start(command).await
+    }
+}
+
+/// A running daemon.
+pub struct Daemon {
+    pub process: Child,
+    log: Arc<Mutex<String>>,
+}
+
+impl Daemon {
+    /// Starts a command that runs a daemon, and returns when it listens.
+    pub async fn start(mut command: Command) -> Daemon {
+        command.stderr(Stdio::piped());
         let mut process = command.spawn().expect("it starts");
         let mut lines = BufReader::new(process.stderr.take().expect("piped")).lines();
         let log = Arc::new(Mutex::new(String::new()));
@@ -202,15 +216,7 @@ impl Site {
         eventually("the daemon listens", async || daemon.address().is_some()).await;
         daemon
     }
-}
 
-/// A running daemon.
-pub struct Daemon {
-    pub process: Child,
-    log: Arc<Mutex<String>>,
-}
-
-impl Daemon {
     /// Returns the log so far.
     pub fn log(&self) -> String {
         self.log.lock().expect("the log").clone()

@@ -6,10 +6,12 @@ mod clone;
 mod cluster;
 mod counters;
 mod families;
+mod healthcheck;
 mod offline;
 mod privileges;
 mod recounts;
 mod rejects;
+mod setup;
 mod terminal;
 mod unavailable;
 

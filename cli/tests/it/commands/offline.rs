@@ -84,6 +84,29 @@ async fn the_example_can_be_taken_as_it_is_printed() {
 }
 
 #[tokio::test]
+async fn each_command_has_a_man_page() {
+    let site = Site::without_tables().await;
+    let help = site.printed(&["--help"]).await;
+    assert!(!help.contains("completions"), "packages use it: {help}");
+    let page = site.printed(&["man"]).await;
+    assert!(page.contains(".TH counterfoil 1"), "{page}");
+    site.printed(&["man", "pages/man1"]).await;
+    let read = |name: &str| fs::read_to_string(site.folder().join("pages/man1").join(name));
+    for command in help
+        .lines()
+        .filter_map(|line| line.strip_prefix("  ")?.split(' ').next())
+    {
+        if command.starts_with(char::is_lowercase) && command != "help" {
+            let page = read(&format!("counterfoil-{command}.1"));
+            page.unwrap_or_else(|error| panic!("{command}: {error}"));
+        }
+    }
+    let nested = read("counterfoil-rejects-retry.1").expect("written");
+    assert!(nested.contains("Adds rejects to their rows"), "{nested}");
+    assert!(read("counterfoil-man.1").is_err());
+}
+
+#[tokio::test]
 async fn scripts_are_listed_exported_and_loaded() {
     let site = Site::new().await;
     site.configure("");
