@@ -17,9 +17,9 @@ use crate::families::Place;
 use crate::zipf::Random;
 
 /// The number of calls in progress at a time.
-const CONCURRENT: usize = 16;
+const CONCURRENT: usize = 48;
 /// The most calls of them that save, so that the others go on without MySQL.
-const SAVING: usize = 2;
+const SAVING: usize = 3;
 /// The most hits of a call that counts many.
 const MANY: u64 = 50;
 
