@@ -94,14 +94,11 @@ impl Fault {
             | Fault::RepliesDelayed => !is_cluster,
             // the clients of counters made by hand never send a call twice
             Fault::CallTwice => cast.is_library && !is_cluster,
-            Fault::WriterPausedForTwoEpochs | Fault::MysqlRestored => {
-                cast.is_library && !is_cluster
-            }
+            Fault::WriterPausedForTwoEpochs
+            | Fault::RequestsRepeatedLate
+            | Fault::MysqlRestored => cast.is_library && !is_cluster,
             Fault::RedisRestored | Fault::RedisRestoredBehindTheirBacks => {
                 cast.is_library && cast.persistence == Persistence::Snapshots
-            }
-            Fault::RequestsRepeatedLate => {
-                cast.is_library && !is_cluster && !cast.persistence.forgets_requests()
             }
             Fault::RedisDiskFull => cast.has_disk,
             Fault::MysqlDiskFull => cast.is_library && cast.has_mysql_disk,

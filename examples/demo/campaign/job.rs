@@ -12,33 +12,20 @@ use crate::Result;
 /// The pause before a call is made again, while Redis is unavailable or after a reply was lost.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Counts a job in the epoch that an earlier process asked for, or in the current one. `repeats` is
-/// `false` if a crash of Redis may forget a job whose hit MySQL has.
-pub async fn count(
-    site: &Site,
-    scribe: &Scribe,
-    job: &Hit,
-    epoch: Option<String>,
-    repeats: bool,
-) -> Result<()> {
+/// Counts a job in the epoch that an earlier process asked for, or in the current one.
+pub async fn count(site: &Site, scribe: &Scribe, job: &Hit, epoch: Option<String>) -> Result<()> {
     let epoch = match epoch {
         Some(epoch) => epoch,
         None => current_epoch(site, scribe, job).await?,
     };
     loop {
         let begun = now();
-        let known = match site.count_job(job, &epoch).await {
-            Ok(()) => Some(true),
+        match site.count_job(job, &epoch).await {
+            Ok(()) => return scribe.end(std::iter::once((job, true)), begun, 1),
             Err(error) if is_forgotten(&error) => return Ok(()),
             // an earlier call may have counted it
-            Err(_) if repeats => None,
-            Err(error) if error.outcome_unknown() => return Ok(()),
-            Err(_) => Some(false),
-        };
-        if let Some(is_counted) = known {
-            return scribe.end(std::iter::once((job, is_counted)), begun, 1);
+            Err(_) => sleep(PAUSE).await,
         }
-        sleep(PAUSE).await;
     }
 }
 

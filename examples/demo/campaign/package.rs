@@ -122,8 +122,6 @@ pub struct Setup {
     pub open: Value,
     /// Counts a tenant's views only.
     pub is_of_tenant: bool,
-    /// Repeats jobs until their outcome is known.
-    pub repeats: bool,
     pub directory: PathBuf,
     pub number: usize,
 }
@@ -357,7 +355,7 @@ impl Process {
             self.scribe.remember(&hit, &text)?;
             return self.call(hit, lane, Some(epoch)).await;
         }
-        let is_repeated = hit.family == JOBS && self.setup.repeats;
+        let is_repeated = hit.family == JOBS;
         let is_counted = match error {
             None if reply["skipped"].is_string() => {
                 return Err(self.setup.failed(&reply.to_string()));
@@ -386,7 +384,7 @@ impl Process {
     /// Leaves the calls of a process that was killed: only jobs are made again.
     fn leave(&mut self) {
         for (_, open) in std::mem::take(&mut self.open) {
-            if open.hit.family == JOBS && self.setup.repeats {
+            if open.hit.family == JOBS {
                 self.waiting.push_back((open.hit, open.generation));
             }
         }

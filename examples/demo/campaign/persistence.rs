@@ -45,12 +45,6 @@ impl Persistence {
             _ => Durability::Immediate,
         }
     }
-
-    /// Returns whether a crash forgets requests whose hits MySQL has. Such a request must not be
-    /// repeated.
-    pub fn forgets_requests(self) -> bool {
-        matches!(self, Self::Snapshots | Self::Nothing)
-    }
 }
 
 impl fmt::Display for Persistence {

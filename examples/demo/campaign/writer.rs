@@ -78,8 +78,7 @@ impl Writer {
     async fn count_these(&self, hits: &[Hit]) -> Result<()> {
         self.scribe.begin(hits)?;
         if let (JOBS, Means::Library(site)) = (hits[0].family, &self.means) {
-            let repeats = !self.args.persistence.forgets_requests();
-            return job::count(site, &self.scribe, &hits[0], None, repeats).await;
+            return job::count(site, &self.scribe, &hits[0], None).await;
         }
         let begun = now();
         let outcomes = self.means.count(hits).await;

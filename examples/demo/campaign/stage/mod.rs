@@ -274,7 +274,6 @@ impl<'m> Stage<'m> {
             installed,
             open,
             is_of_tenant,
-            repeats: !self.persistence.forgets_requests(),
             directory: self.redis.directory(),
             number: self.journal(&client.name()),
         };

@@ -9,8 +9,8 @@ use super::{Stage, finish, pause};
 use crate::Result;
 use crate::zipf::Random;
 
-/// The number of jobs that are made again once Redis has forgotten them.
-const LATE_JOBS: usize = 50;
+/// The number of jobs that are made again.
+const REPEATED: usize = 50;
 /// Begins an epoch, as a client does that asks for one.
 const EPOCH: &str = include_str!("../../../../lua/v1/family_epoch.lua");
 
@@ -35,7 +35,11 @@ impl Stage<'_> {
                 self.writers[0].0.signal("CONT");
                 Ok(())
             }
-            Fault::RequestsRepeatedLate => self.repeat_late().await,
+            Fault::RequestsRepeatedLate => {
+                let homes = Home::all().filter(|home| home.is_of(JOBS));
+                self.begin_two_epochs("requests", homes).await?;
+                self.repeat_jobs().await
+            }
             Fault::AllWritersRestarted => self.restart_writers().await,
             Fault::PackageKilled => {
                 self.any_package(random).order(Order::Kill);
@@ -93,17 +97,15 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Makes jobs again that were counted, once Redis has forgotten them.
-    async fn repeat_late(&self) -> Result<()> {
+    /// Makes jobs again that were counted, after Redis has forgotten or lost them. None may count that
+    /// MySQL has or will have, whatever the call returns.
+    pub(super) async fn repeat_jobs(&self) -> Result<()> {
         let Means::Library(site) = &self.means else {
             return Ok(());
         };
         let Journals { open, epochs, .. } = self.read_journals()?;
         let counted = epochs.iter().filter(|(job, _)| !open.contains_key(job));
-        self.begin_two_epochs("requests", Home::all().filter(|home| home.is_of(JOBS)))
-            .await?;
-        for (job, epoch) in counted.rev().take(LATE_JOBS) {
-            // it must not count, whatever it returns
+        for (job, epoch) in counted.rev().take(REPEATED) {
             let _ = site.count_job(job, epoch).await;
         }
         Ok(())

@@ -29,7 +29,8 @@ impl Stage<'_> {
                 if let Some(server) = self.redis.standalone() {
                     self.watch.look_at(server.url());
                 }
-                self.note(loss, stored).await
+                self.note(loss, stored).await?;
+                self.repeat_jobs().await
             }
             Fault::RedisRestored | Fault::RedisRestoredBehindTheirBacks => {
                 let Some(server) = self.redis.standalone() else {
@@ -51,6 +52,7 @@ impl Stage<'_> {
                     server.restore(&dump).await;
                 }
                 self.note(Loss::Pending(now()), stored).await?;
+                self.repeat_jobs().await?;
                 if is_behind {
                     pause(random).await;
                     self.reconcilers.start_all().await?;

@@ -130,9 +130,6 @@ impl Stage<'_> {
 
     /// Repeats the jobs of killed writers.
     async fn finish_jobs(&mut self) -> Result<()> {
-        if self.persistence.forgets_requests() {
-            return Ok(());
-        }
         let (journals, number) = (self.read_journals()?, self.journal("the crate"));
         let Means::Library(site) = &self.means else {
             return Ok(());
@@ -140,7 +137,7 @@ impl Stage<'_> {
         let scribe = Scribe::create(&self.redis.directory(), number)?;
         for job in journals.open.keys() {
             let epoch = journals.epochs.get(job).cloned();
-            job::count(site, &scribe, job, epoch, true).await?;
+            job::count(site, &scribe, job, epoch).await?;
         }
         Ok(())
     }
