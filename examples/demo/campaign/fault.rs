@@ -23,7 +23,7 @@ pub enum Fault {
     DaemonReloaded,
     /// The family of the tenant gets another number of partitions.
     PartitionsChanged,
-    /// A daemon with another database for the same families.
+    /// A daemon, or an application, with another database for the same families.
     SecondDatabase,
     /// A client announces a family that no daemon knows.
     UnknownFamilyAnnounced,
@@ -106,11 +106,9 @@ impl Fault {
             Fault::PackageKilled | Fault::PackagePaused | Fault::PartitionsChanged => {
                 cast.has_packages
             }
-            Fault::DaemonKilled
-            | Fault::DaemonPaused
-            | Fault::DaemonReloaded
-            | Fault::SecondDatabase => cast.has_daemon,
-            Fault::UnknownFamilyAnnounced
+            Fault::DaemonKilled | Fault::DaemonPaused | Fault::DaemonReloaded => cast.has_daemon,
+            Fault::SecondDatabase
+            | Fault::UnknownFamilyAnnounced
             | Fault::TableLocked
             | Fault::ColumnTooSmall
             | Fault::RowDeleted => cast.is_library,

@@ -1,15 +1,19 @@
 //! What faults do to the daemon and its configuration.
 
+use std::time::Duration;
+
 use counterfoil::MysqlStore;
+use tokio::time::timeout;
 
 use super::super::daemon::{self, Daemon};
 use super::super::fault::Fault;
 use super::super::hand;
 use super::super::site;
 use super::super::way::Means;
-use super::{Stage, pause};
+use super::{PAUSED, Stage, pause};
 use crate::Result;
 use crate::families::{self, Place};
+use crate::reconcilers::Reconcilers;
 use crate::zipf::Random;
 
 impl Stage<'_> {
@@ -31,23 +35,33 @@ impl Stage<'_> {
                 self.reloads += 1;
                 self.reload_daemon()
             }
-            Fault::PartitionsChanged => self.change_partitions().await,
-            _ => {
-                let (database, pool) = self.mysql.database("another").await;
-                MysqlStore::new(&pool)?.create_tables().await?;
-                hand::create_table(&pool).await?;
-                site::create_tables(&pool).await?;
-                let place = Place {
-                    redis: self.place.redis.clone(),
-                    mysql: self.mysql.url(&database),
-                };
-                let config = self.configure("another", &place, "off")?;
-                let program = daemon::program().ok_or("the daemon was not built")?;
-                let mut another = Daemon::start(&program, &config)?;
-                pause(random).await;
-                another.kill().await
-            }
+            _ => self.change_partitions().await,
         }
+    }
+
+    /// Runs a daemon with another database, or in a round without a daemon a reconciler.
+    pub(super) async fn serve_elsewhere(&self, random: &mut Random) -> Result<()> {
+        let (database, pool) = self.mysql.database("another").await;
+        MysqlStore::new(&pool)?.create_tables().await?;
+        hand::create_table(&pool).await?;
+        site::create_tables(&pool).await?;
+        let place = Place {
+            redis: self.place.redis.clone(),
+            mysql: self.mysql.url(&database),
+        };
+        if self.daemon.is_none() {
+            let role = self.way.role(self.persistence);
+            let start = Reconcilers::start(&role, &place);
+            // an error means that it was refused
+            let _others = timeout(Duration::from_millis(PAUSED), start).await;
+            pause(random).await;
+            return Ok(());
+        }
+        let config = self.configure("another", &place, "off")?;
+        let program = daemon::program().ok_or("the daemon was not built")?;
+        let mut another = Daemon::start(&program, &config)?;
+        pause(random).await;
+        another.kill().await
     }
 
     /// Has the daemon read its configuration again.

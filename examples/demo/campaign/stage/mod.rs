@@ -290,8 +290,8 @@ impl<'m> Stage<'m> {
             Fault::DaemonKilled
             | Fault::DaemonPaused
             | Fault::DaemonReloaded
-            | Fault::PartitionsChanged
-            | Fault::SecondDatabase => self.strike_daemon(fault, random).await,
+            | Fault::PartitionsChanged => self.strike_daemon(fault, random).await,
+            Fault::SecondDatabase => self.serve_elsewhere(random).await,
             Fault::RedisCrashed
             | Fault::RedisPaused
             | Fault::RedisWithoutMemory
