@@ -278,20 +278,16 @@ pub struct Setup {
     /// The user that an administrator's URL creates, in both servers
     #[arg(long, value_name = "NAME", default_value = "counterfoil")]
     pub user: String,
-    /// The family of a new configuration file
-    #[arg(
-        long,
-        value_name = "NAMESPACE/FAMILY",
-        default_value = "shop/product_views"
-    )]
-    pub family: FamilyName,
+    /// The family of a new configuration file, `shop/product_views` by default
+    #[arg(long, value_name = "NAMESPACE/FAMILY")]
+    pub family: Option<FamilyName>,
     /// Allows servers on other machines without TLS, in a network that you trust
     #[arg(long)]
     pub no_tls: bool,
     /// Uses the servers that it finds on this machine without asking
     #[arg(long)]
     pub yes: bool,
-    /// Replaces the configuration file and its passwords
+    /// Replaces the configuration file, and its passwords if the URLs have others
     #[arg(long)]
     pub overwrite: bool,
     /// Starts a Redis and a MySQL or MariaDB of its own from the installed ones, and runs the daemon

@@ -84,7 +84,7 @@ async fn run_private(setup: &Setup) -> Result<Exit, Failure> {
 async fn prepare(folder: &Folder, servers: &mut Servers, setup: &Setup) -> Result<Config, Failure> {
     let (path, config) = (folder.path(), folder.config());
     show_config(&config);
-    let (namespace, _) = setup.family.split_once('/').unwrap_or_default();
+    let (namespace, _) = setup.family().split_once('/').unwrap_or_default();
     let redis = servers.start_redis(path, setup.redis_server.as_deref());
     let redis = Some(redis.await?);
     let mysql = servers.start_mysql(path, namespace, setup.mysql_server.as_deref());
@@ -103,6 +103,11 @@ struct Given {
 }
 
 impl Setup {
+    /// Returns the family of a new configuration file.
+    fn family(&self) -> &str {
+        self.family.as_deref().unwrap_or("shop/product_views")
+    }
+
     fn given(&self) -> Given {
         Given {
             redis: self.redis.clone(),
@@ -115,7 +120,7 @@ impl Given {
     /// Returns the URLs, with those of servers on this machine in place of missing ones. Asks on a
     /// terminal.
     fn complete(self, setup: &Setup) -> Result<[String; 2], Failure> {
-        let (namespace, _) = setup.family.split_once('/').unwrap_or_default();
+        let (namespace, _) = setup.family().split_once('/').unwrap_or_default();
         Ok([
             take(self.redis, "Redis", "--redis", find_redis(), setup.yes)?,
             take(
@@ -277,6 +282,14 @@ async fn set_up(
     };
     let context = Context::read(path, named, PEOPLE)?;
     let pair = context.pair()?;
+    let (namespace, name) = setup.family().split_once('/').unwrap_or_default();
+    let mut known = pair.families.iter();
+    if setup.family.is_some() && !known.any(|known| known.describes(namespace, name)) {
+        return Err(Failure::usage(format!(
+            "{} has no family {namespace}/{name}: declare it there",
+            path.display()
+        )));
+    }
     let own = given.administered(pair, setup)?;
     let may_grant = set_up_mysql(pair, &own).await?;
     set_up_redis(pair, &own).await?;
@@ -299,7 +312,7 @@ async fn set_up(
             None => "the service counterfoil is enabled, and runs".to_owned(),
         });
     }
-    for line in programs::all(&context.config, pair) {
+    for line in programs::all(path, &context.config, pair) {
         say(&line);
     }
     Ok(Exit::Ok)
@@ -321,6 +334,7 @@ async fn write_configuration(
     if given.redis.user() != user {
         match refusal {
             None => is_new[0] = true,
+            Some(_) if setup.private => {}
             Some(why) => say(&format!(
                 "Redis: uses the user {:?}, and creates no other: {why}",
                 given.redis.user()
@@ -348,7 +362,7 @@ async fn write_configuration(
         redis: &logins[0],
         mysql: &logins[1],
         no_tls: setup.no_tls,
-        family: &setup.family,
+        family: setup.family(),
     };
     let text = settings.text(has_secret);
     // a wrong name of the family would otherwise be found in the file

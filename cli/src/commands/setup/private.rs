@@ -1,8 +1,9 @@
 //! A private Redis and a private MySQL or MariaDB, on Unix sockets in a folder.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -42,6 +43,10 @@ exec 3<&-
 wait "$server"
 "#;
 
+/// The folder of MySQL's data in it, which nobody else can enter.
+const MYSQL: &str = "mysql";
+const SOCKET: &str = "mysql.sock";
+
 /// The folder of the servers: the given one, which is kept, or a temporary one.
 pub enum Folder {
     Kept(PathBuf),
@@ -60,11 +65,12 @@ impl Folder {
             None => Folder::Temporary(
                 tempfile::Builder::new()
                     .prefix("counterfoil-")
+                    .permissions(Permissions::from_mode(0o700))
                     .tempdir()
                     .map_err(|error| Failure::warning(format!("no temporary folder: {error}")))?,
             ),
         };
-        let longest = folder.path().join("mysql.sock");
+        let longest = folder.path().join(MYSQL).join(SOCKET);
         if longest.as_os_str().len() >= SOCKET_LIMIT {
             return Err(Failure::usage(format!(
                 "the path of the socket {} is too long: name a shorter folder with --dir",
@@ -152,7 +158,8 @@ impl Servers {
     ) -> Result<String, Failure> {
         let advice = "install MariaDB or MySQL, or name its program with --mysql-server";
         let program = find(named, &["mariadbd", "mysqld"], advice)?;
-        let (data, socket) = (folder.join("mysql"), folder.join("mysql.sock"));
+        let data = folder.join(MYSQL);
+        let socket = data.join(SOCKET);
         if !data.exists() {
             // under another name until it is complete
             let new = folder.join("mysql.new");
@@ -160,6 +167,8 @@ impl Servers {
             initialise(&program, &new).await?;
             fs::rename(&new, &data)?;
         }
+        // it has the socket, by which `root` needs no password
+        fs::set_permissions(&data, Permissions::from_mode(0o700))?;
         // --no-defaults must be the first: the server ignores this machine's own configuration
         let mut args: Vec<OsString> = vec!["--no-defaults".into()];
         args.extend(as_user());
@@ -169,6 +178,8 @@ impl Servers {
         let fixed = [
             "--skip-networking",
             "--skip-log-bin",
+            // or `root` could write files as the user who runs the server
+            "--secure-file-priv=NULL",
             "--loose-mysqlx=OFF",
             "--performance-schema=OFF",
             "--innodb-buffer-pool-size=64M",

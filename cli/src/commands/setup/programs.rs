@@ -1,10 +1,12 @@
 //! The lines that count in each language. A test compares them with the READMEs of the packages.
 
 use std::net::SocketAddr;
+use std::path::Path;
 
 use counterfoil::Family;
 use counterfoil::redis::{ConnectionAddr, ConnectionInfo};
 
+use super::files;
 use crate::config::{Config, PairConfig};
 
 /// The head, and the program with {redis}, {daemon}, {namespace} and {family}.
@@ -68,7 +70,7 @@ const PASSWORD: &str = "PASSWORD";
 
 /// Returns the programs that count in the first buffered family whose ids are any texts, with a head
 /// for each. Without such a family there are none.
-pub fn all(config: &Config, pair: &PairConfig) -> Vec<String> {
+pub fn all(path: &Path, config: &Config, pair: &PairConfig) -> Vec<String> {
     let Some(family) = free_family(pair) else {
         return Vec::new();
     };
@@ -83,8 +85,14 @@ pub fn all(config: &Config, pair: &PairConfig) -> Vec<String> {
     };
     let mut lines = Vec::new();
     if redis.contains(PASSWORD) {
+        let file = files::secret_file(files::folder(path), &pair.name, "redis");
+        let place = if file.exists() {
+            format!(", which is in {}", file.display())
+        } else {
+            String::new()
+        };
         lines.push(format!(
-            "{PASSWORD} is that of Redis's user {:?}.",
+            "{PASSWORD} is that of Redis's user {:?}{place}.",
             pair.redis.user()
         ));
     }
@@ -93,6 +101,9 @@ pub fn all(config: &Config, pair: &PairConfig) -> Vec<String> {
         let redis = socket.as_ref().filter(|_| head == NODE).unwrap_or(&redis);
         lines.push(format!("\n# {head}\n{}", fill(program, redis)));
     }
+    lines.push(format!(
+        "\nthe value: `counterfoil get {family} product-1`, the page: {daemon}"
+    ));
     lines
 }
 

@@ -298,6 +298,12 @@ async fn no_file_is_overwritten_unasked() {
         replaced.out
     );
 
+    let refused = fresh.set_up(&["--family", "shop/likes"]).await;
+    assert!(
+        refused.code == 3 && refused.err.contains("has no family shop/likes: declare it there"),
+        "{refused:?}"
+    );
+
     let other = fresh.mysql.url("other");
     let refused = fresh.site.run(&["setup", "--mysql", &other]).await;
     let why = "names another MySQL than --mysql: --overwrite replaces the file";
@@ -369,6 +375,9 @@ async fn private_servers_run_until_a_signal_and_continue_with_their_data() {
         run(&["healthcheck", "--ready"]).await.code == 0
     })
     .await;
+    // MySQL's `root` has no password
+    let sockets = fs::metadata(Path::new(folder).join("mysql")).expect("the folder of its socket");
+    assert_eq!(sockets.permissions().mode() & 0o777, 0o700);
     let busy = site.run(&["setup", "--private", "--dir", folder]).await;
     assert!(busy.code == 3 && busy.err.contains("is in use"), "{busy:?}");
     daemon.signal("INT");
