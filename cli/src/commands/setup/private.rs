@@ -178,8 +178,6 @@ impl Servers {
         let fixed = [
             "--skip-networking",
             "--skip-log-bin",
-            // or `root` could write files as the user who runs the server
-            "--secure-file-priv=NULL",
             "--loose-mysqlx=OFF",
             "--performance-schema=OFF",
             "--innodb-buffer-pool-size=64M",

@@ -83,7 +83,9 @@ pub fn all(path: &Path, config: &Config, pair: &PairConfig) -> Vec<String> {
             .replace("{namespace}", family.namespace())
             .replace("{family}", family.name())
     };
-    let mut lines = Vec::new();
+    let mut lines = vec![format!(
+        "read a value: `counterfoil get {family} product-1`; the page: {daemon}"
+    )];
     if redis.contains(PASSWORD) {
         let file = files::secret_file(files::folder(path), &pair.name, "redis");
         let place = if file.exists() {
@@ -101,9 +103,6 @@ pub fn all(path: &Path, config: &Config, pair: &PairConfig) -> Vec<String> {
         let redis = socket.as_ref().filter(|_| head == NODE).unwrap_or(&redis);
         lines.push(format!("\n# {head}\n{}", fill(program, redis)));
     }
-    lines.push(format!(
-        "\nthe value: `counterfoil get {family} product-1`, the page: {daemon}"
-    ));
     lines
 }
 

@@ -300,7 +300,10 @@ async fn no_file_is_overwritten_unasked() {
 
     let refused = fresh.set_up(&["--family", "shop/likes"]).await;
     assert!(
-        refused.code == 3 && refused.err.contains("has no family shop/likes: declare it there"),
+        refused.code == 3
+            && refused
+                .err
+                .contains("has no family shop/likes: declare it there"),
         "{refused:?}"
     );
 
