@@ -83,7 +83,7 @@ impl Round {
         Ok(outcome)
     }
 
-    /// Injects faults one after the other. Each kind comes once before any comes again.
+    /// Injects faults one after the other. Each kind is injected once before any is repeated.
     async fn strike(&mut self, stage: &mut Stage<'_>) -> Result<Vec<Strike>> {
         let (mut strikes, mut next) = (Vec::new(), Vec::new());
         let end = Instant::now() + self.time;

@@ -59,7 +59,7 @@ const TOO_LATE: Duration = Duration::from_secs(1);
 /// The time within which a row is counted, if it is: until it is too late, while the writer is paused,
 /// within the limit of a call, and while Redis is paused.
 const WITHIN: Duration = Duration::from_secs(7);
-/// The same once all writers have ended.
+/// The time within which a row is counted once all writers have ended.
 const WITHIN_AT_THE_END: Duration = Duration::from_millis(300);
 const RECOUNT_EVERY: RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_millis(300);

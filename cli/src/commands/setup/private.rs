@@ -43,7 +43,7 @@ exec 3<&-
 wait "$server"
 "#;
 
-/// The folder of MySQL's data in it, which nobody else can enter.
+/// The folder of MySQL's data in it, which other users cannot enter.
 const MYSQL: &str = "mysql";
 const SOCKET: &str = "mysql.sock";
 

@@ -1,4 +1,4 @@
-//! What faults do to the daemon and its configuration.
+//! The faults of the daemon and its configuration.
 
 use std::time::Duration;
 

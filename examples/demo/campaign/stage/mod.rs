@@ -71,7 +71,7 @@ pub struct Stage<'m> {
     /// The name of the client of each journal.
     journals: Vec<String>,
     watch: Watch,
-    /// The ids of rows that were deleted, and of those that a small column may refuse.
+    /// The ids of deleted rows, and of rows that a small column may refuse.
     exempt: Rc<RefCell<Vec<Range<u64>>>>,
     /// The hits of the deleted rows.
     deleted: BTreeMap<u64, i64>,

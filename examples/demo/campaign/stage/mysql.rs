@@ -1,4 +1,4 @@
-//! What faults do to MySQL.
+//! The faults of MySQL.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What faults do to the network.
+//! The faults of the network.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What faults do to writers, packages and reconcilers.
+//! The faults of writers, packages and reconcilers.
 
 use super::super::fault::Fault;
 use super::super::journal::Journals;

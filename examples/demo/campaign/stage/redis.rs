@@ -1,4 +1,4 @@
-//! What faults do to Redis.
+//! The faults of Redis.
 
 use std::time::Duration;
 
