@@ -21,6 +21,7 @@ use self::time::{TextVisitor, Time};
 use crate::error::{Error, Result};
 use crate::family::row_id::Columns;
 use crate::family::table::Table;
+use crate::testing::ablation::{self, Guard};
 
 /// A named group of counters of one kind with one configuration, in one namespace
 /// (docs/protocol.md, section 2). [`Counterfoil::open`](crate::Counterfoil::open) takes its
@@ -74,8 +75,8 @@ impl Durability {
     /// Returns the time that a batch waits, zero for [`Immediate`](Durability::Immediate).
     pub fn settle(self) -> Duration {
         match self {
-            Durability::Settle(time) => time,
-            Durability::Immediate => Duration::ZERO,
+            Durability::Settle(time) if !ablation::is_out(Guard::Settle) => time,
+            _ => Duration::ZERO,
         }
     }
 }

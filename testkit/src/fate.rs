@@ -18,7 +18,7 @@ pub enum Fate {
         /// The number of bytes that go to the client.
         passed: usize,
     },
-    /// The request arrives, and once more on another connection.
+    /// The request arrives, and those of its calls that are chosen once more on another connection.
     Twice {
         /// The time until the second arrival.
         after: Duration,
@@ -30,31 +30,69 @@ pub enum Fate {
     },
 }
 
-/// The fates of future requests. Each has marks, and is that of the next request that contains one
-/// of them.
+/// Whether a fate is that of a call.
+type IsFated = Box<dyn Fn(&[u8]) -> bool + Send>;
+
+/// The fates of future requests, each that of the next request with a call that suits it.
 #[derive(Default)]
-pub(crate) struct Fates(Mutex<VecDeque<(Vec<Vec<u8>>, Fate)>>);
+pub(crate) struct Fates(Mutex<VecDeque<(IsFated, Fate)>>);
 
 impl Fates {
-    pub fn push(&self, marks: impl IntoIterator<Item = impl Into<Vec<u8>>>, fate: Fate) {
-        let owned = marks.into_iter().map(Into::into).collect();
-        self.0.lock().push_back((owned, fate));
+    pub fn push(&self, is_fated: impl Fn(&[u8]) -> bool + Send + 'static, fate: Fate) {
+        self.0.lock().push_back((Box::new(is_fated), fate));
     }
 
     pub fn clear(&self) -> usize {
         self.0.lock().drain(..).count()
     }
 
-    /// Takes the fate of a request, if it has one.
-    pub fn take(&self, request: &[u8]) -> Option<Fate> {
+    /// Takes the fate of a request, if it has one, and the calls that it is of.
+    pub fn take(&self, request: &[u8]) -> Option<(Fate, Vec<u8>)> {
         let mut fates = self.0.lock();
-        let is_marked =
-            |(marks, _): &(Vec<Vec<u8>>, Fate)| marks.iter().any(|mark| contains(request, mark));
-        let found = fates.iter().position(is_marked)?;
-        fates.remove(found).map(|(_, fate)| fate)
+        if fates.is_empty() {
+            return None;
+        }
+        let calls = calls(request);
+        let suits = |(is_fated, _): &(IsFated, Fate)| calls.iter().any(|call| is_fated(call));
+        let found = fates.iter().position(suits)?;
+        let (is_fated, fate) = fates.remove(found)?;
+        let chosen = calls.into_iter().filter(|call| is_fated(call));
+        Some((fate, chosen.collect::<Vec<_>>().concat()))
     }
 }
 
-fn contains(bytes: &[u8], mark: &[u8]) -> bool {
+/// Splits a pipeline of calls in RESP. What is not a whole call is the last part.
+fn calls(mut request: &[u8]) -> Vec<&[u8]> {
+    let mut calls = Vec::new();
+    while let Some(length) = call_length(request).filter(|length| *length <= request.len()) {
+        let (call, rest) = request.split_at(length);
+        calls.push(call);
+        request = rest;
+    }
+    if !request.is_empty() {
+        calls.push(request);
+    }
+    calls
+}
+
+/// Returns the length of the first call: an array of strings.
+fn call_length(request: &[u8]) -> Option<usize> {
+    let (parts, mut length) = header(request, b'*')?;
+    for _ in 0..parts {
+        let (bytes, header) = header(request.get(length..)?, b'$')?;
+        length += header + bytes + 2;
+    }
+    Some(length)
+}
+
+/// Returns the number in a line that begins with this byte, and the length of the line.
+fn header(bytes: &[u8], first: u8) -> Option<(usize, usize)> {
+    let end = bytes.iter().position(|byte| *byte == b'\r')?;
+    let digits = bytes.get(..end)?.strip_prefix(&[first])?;
+    let number = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    Some((number, end + 2))
+}
+
+pub fn contains(bytes: &[u8], mark: &[u8]) -> bool {
     bytes.windows(mark.len()).any(|window| window == mark)
 }

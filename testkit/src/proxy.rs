@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::client;
-use crate::fate::{Fate, Fates};
+use crate::fate::{Fate, Fates, contains};
 use crate::process::Process;
 use crate::redis::RedisServer;
 
@@ -186,7 +186,14 @@ impl Proxy {
     /// Disturbs the next request that contains one of `marks`. Such calls queue up: each disturbs
     /// one request. A request is what arrives at once, possibly a pipeline.
     pub fn disturb(&self, marks: impl IntoIterator<Item = impl Into<Vec<u8>>>, fate: Fate) {
-        self.network.fates.push(marks, fate);
+        let marks: Vec<Vec<u8>> = marks.into_iter().map(Into::into).collect();
+        let is_marked = move |request: &[u8]| marks.iter().any(|mark| contains(request, mark));
+        self.disturb_where(is_marked, fate);
+    }
+
+    /// Disturbs the next request with a call that is chosen, like [`disturb`](Self::disturb).
+    pub fn disturb_where(&self, is_chosen: impl Fn(&[u8]) -> bool + Send + 'static, fate: Fate) {
+        self.network.fates.push(is_chosen, fate);
     }
 
     /// Takes back what has not disturbed a request yet. Returns how many requests it concerns.
@@ -342,13 +349,14 @@ impl Network {
         if way == Way::Replies {
             return *ending;
         }
-        let send = |after| tokio::spawn(deliver(self.target(), bytes.to_vec(), after));
-        match self.fates.take(bytes)? {
+        let send = |calls, after| tokio::spawn(deliver(self.target(), calls, after));
+        let (fate, chosen) = self.fates.take(bytes)?;
+        match fate {
             Fate::RequestLost { passed } => return Some(passed),
             Fate::ReplyLost { passed } => *ending = Some(passed),
-            Fate::Twice { after } => drop(send(after)),
+            Fate::Twice { after } => drop(send(chosen, after)),
             Fate::Late { after } => {
-                drop(send(after));
+                drop(send(bytes.to_vec(), after));
                 return Some(0);
             }
         }

@@ -17,6 +17,8 @@ pub enum Fault {
     PackagePaused,
     ReconcilerKilled,
     ReconcilerPaused,
+    /// A reconciler is paused in a slow recount, for longer than the recount's lease.
+    RecounterPaused,
     DaemonKilled,
     DaemonPaused,
     /// The daemon reads a configuration with another bound and another sync time.
@@ -96,6 +98,7 @@ impl Fault {
             Fault::CallTwice => cast.is_library && !is_cluster,
             Fault::WriterPausedForTwoEpochs
             | Fault::RequestsRepeatedLate
+            | Fault::RecounterPaused
             | Fault::MysqlRestored => cast.is_library && !is_cluster,
             Fault::RedisRestored | Fault::RedisRestoredBehindTheirBacks => {
                 cast.is_library && cast.persistence == Persistence::Snapshots

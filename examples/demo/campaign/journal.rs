@@ -86,8 +86,18 @@ impl Scribe {
 pub struct Counted {
     begun: i64,
     refused: i64,
-    /// When the calls of acknowledged hits began and ended.
-    times: Vec<(Ms, Ms)>,
+    /// The times of acknowledged hits.
+    times: Vec<Time>,
+}
+
+/// The time of an acknowledged hit.
+#[derive(Clone, Copy, Debug)]
+pub struct Time {
+    /// When the first call for it began. Any of its calls may have counted it.
+    pub first: Ms,
+    /// When the call that was acknowledged began and ended.
+    pub begun: Ms,
+    pub end: Ms,
 }
 
 impl Counted {
@@ -108,8 +118,8 @@ impl Counted {
     /// Returns how many of the first `of` acknowledged hits may be missing.
     pub fn exposed(&self, counter: Counter, windows: &Windows, of: i64) -> Exposed {
         let mut exposed = Exposed::default();
-        for (begun, end) in self.times.iter().take(usize::try_from(of).unwrap_or(0)) {
-            match windows.explain(counter, *begun, *end) {
+        for time in self.times.iter().take(usize::try_from(of).unwrap_or(0)) {
+            match windows.explain(counter, *time) {
                 Some(Cause::Redis) => exposed.by_redis += 1,
                 Some(Cause::Backup) => exposed.by_backup += 1,
                 None => {}
@@ -194,14 +204,14 @@ impl Journals {
             self.epochs.insert(job, begun.to_owned());
             return Ok(());
         }
-        let (mut begun, end): (Ms, Ms) = (begun.parse()?, end.parse()?);
+        let (begun, end): (Ms, Ms) = (begun.parse()?, end.parse()?);
+        let mut first = begun;
         if family == JOBS {
             let hit = Hit { family, id, name };
             if mark == "+" {
                 self.open.insert(hit, end);
-            } else if let Some(first) = self.open.remove(&hit) {
-                // any of its calls may have counted it
-                begun = first;
+            } else if let Some(opened) = self.open.remove(&hit) {
+                first = opened;
             }
         }
         let counted = self.counters.entry((family, id)).or_default();
@@ -209,7 +219,7 @@ impl Journals {
             "+" => counted.begun += 1,
             "-" => counted.refused += 1,
             _ => {
-                counted.times.push((begun, end));
+                counted.times.push(Time { first, begun, end });
                 self.by_process[process] += 1;
                 self.single += i64::from(of == "1");
             }

@@ -28,6 +28,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::ValueEnum;
 use testkit::{MysqlServer, Package};
 
+use self::fault::Fault;
 pub use self::guard::{WITHOUT, removed, take_out};
 pub use self::hand::run as save_by_hand;
 use self::package::Client;
@@ -73,6 +74,9 @@ pub struct Args {
     /// crate counts then
     #[arg(long, value_name = "GUARD")]
     without: Option<String>,
+    /// Inject only these faults, separated by commas
+    #[arg(long, value_name = "FAULT", value_delimiter = ',')]
+    faults: Vec<Fault>,
     /// Plant an error before each comparison
     #[arg(long)]
     plant: Option<Plant>,
@@ -135,6 +139,7 @@ pub async fn run(args: Args) -> Result<bool> {
             number: number + 1,
             time: Duration::from_secs(args.seconds),
             random: Random(seed.wrapping_add(number.wrapping_mul(1_000_003))),
+            only: args.faults.clone(),
             plant: args.plant,
         };
         let round_seed = round.random.0;

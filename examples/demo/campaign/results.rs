@@ -60,6 +60,9 @@ pub struct Outcome {
     /// The hits that MySQL reports as dropped, and the batches as lost, by servers that were set back.
     pub dropped: u64,
     pub lost_batches: u64,
+    /// The partitions whose batches MySQL lost without a report.
+    #[serde(default)]
+    pub unreported: u64,
     /// The time from the last fault until everything was in MySQL, in milliseconds.
     pub saved_ms: u64,
     /// Why the round came to no comparison.
@@ -72,7 +75,9 @@ pub struct Outcome {
 
 impl Outcome {
     pub fn is_exact(&self) -> bool {
-        self.failed.is_none() && (self.lost, self.doubled, self.wrong) == (0, 0, 0)
+        let is_right =
+            (self.lost, self.doubled) == (0, 0) && (self.wrong, self.unreported) == (0, 0);
+        self.failed.is_none() && is_right
     }
 
     pub fn faults(&self) -> u64 {
@@ -100,6 +105,7 @@ impl Outcome {
         self.wrong += more.wrong;
         self.dropped += more.dropped;
         self.lost_batches += more.lost_batches;
+        self.unreported += more.unreported;
         self.saved_ms = self.saved_ms.max(more.saved_ms);
         self.failed = self.failed.take().or_else(|| more.failed.clone());
     }
@@ -117,7 +123,7 @@ impl fmt::Display for Outcome {
         write!(
             f,
             "{:<9}  {:>3} faults; {} acknowledged, {} unknown, lost {} in crashes, {} with backups, {} otherwise, {} doubled; \
-             {} values read, {} wrong; saved after {:.1} s",
+             {} values read, {} wrong; {} set-backs without a report; saved after {:.1} s",
             self.persistence,
             self.faults(),
             count(self.acknowledged),
@@ -128,6 +134,7 @@ impl fmt::Display for Outcome {
             count(self.doubled),
             HumanCount(self.read),
             HumanCount(self.wrong),
+            self.unreported,
             self.saved_ms as f64 / 1000.0,
         )
     }

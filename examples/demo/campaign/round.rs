@@ -22,6 +22,8 @@ pub struct Round {
     pub number: u64,
     pub time: Duration,
     pub random: Random,
+    /// The faults to inject, all if it is empty.
+    pub only: Vec<Fault>,
     /// An error that the comparison must find.
     pub plant: Option<Plant>,
 }
@@ -89,7 +91,11 @@ impl Round {
         let end = Instant::now() + self.time;
         while Instant::now() < end {
             if next.is_empty() {
-                next.extend(Fault::all(stage.cast()));
+                let is_wanted = |fault: &Fault| self.only.is_empty() || self.only.contains(fault);
+                next.extend(Fault::all(stage.cast()).filter(is_wanted));
+            }
+            if next.is_empty() {
+                return Err("a round with this persistence has none of these faults".into());
             }
             sleep(Duration::from_millis(self.random.below(PAUSE))).await;
             let fault = next.swap_remove(self.random.below(next.len() as u64) as usize);
@@ -119,6 +125,7 @@ impl Outcome {
         let windows = windows.borrow();
         self.saved_ms = u64::try_from(settled.saved_within.as_millis()).unwrap_or(u64::MAX);
         (self.dropped, self.lost_batches) = (settled.dropped, settled.lost_batches);
+        self.unreported = settled.unreported;
         self.wrong += settled.miscounted;
         self.single = journals.single;
         for (process, hits) in journals.by_process.iter().enumerate() {

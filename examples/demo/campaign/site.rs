@@ -64,7 +64,7 @@ const WITHIN_AT_THE_END: Duration = Duration::from_millis(300);
 const RECOUNT_EVERY: RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_millis(300);
 /// The lease of a recount, and the limit of its steps.
-const LEASE: Duration = Duration::from_secs(1);
+pub const LEASE: Duration = Duration::from_secs(1);
 
 /// The settings of the families as the daemon reads them, with the durability in place of `DURABILITY`.
 const DAEMON_FAMILIES: &str = r#"
@@ -440,6 +440,14 @@ pub async fn miscounted(mysql: &MySqlPool) -> Result<u64> {
         eprintln!("save {id}: {number} {of}");
     }
     Ok(counted.symmetric_difference(&rows).count() as u64)
+}
+
+/// Returns the saves that have been counted more often than they have rows.
+pub async fn overcounted(mysql: &MySqlPool) -> sqlx::Result<Vec<u64>> {
+    let select = "SELECT CAST(v.id AS UNSIGNED) AS id FROM counterfoil_values AS v \
+                  JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = 'saves' \
+                  AND v.value > (SELECT COUNT(*) FROM saves AS s WHERE s.id = CAST(v.id AS UNSIGNED))";
+    sqlx::query_scalar(select).fetch_all(mysql).await
 }
 
 /// Returns the hits in MySQL. Ids are `SECOND/ID` of a series, `views/MINUTE/ID` of an activity, and

@@ -8,12 +8,13 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sqlx::MySqlPool;
 use tokio::time::sleep;
 
 use super::daemon;
 use super::journal::{Counted, Journals, now};
 use super::persistence::Persistence;
-use super::site::{FAMILIES, OUTSIDE, READABLE, Site, VOTES};
+use super::site::{self, FAMILIES, OUTSIDE, READABLE, Site, VOTES};
 use super::window::Windows;
 use crate::Result;
 use crate::families::{NAMESPACE, Place, patiently};
@@ -41,6 +42,9 @@ pub struct Reader {
     pub windows: Rc<RefCell<Windows>>,
     /// The ids whose values may lack hits by a fault of the application.
     pub exempt: Rc<RefCell<Vec<Range<u64>>>>,
+    /// The ids of which an older backup may lack rows.
+    pub unsaved: Rc<RefCell<Vec<Range<u64>>>>,
+    pub mysql: MySqlPool,
 }
 
 impl Reader {
@@ -54,6 +58,7 @@ impl Reader {
                 break;
             }
             sleep(PAUSE).await;
+            reads.wrong += self.overcounted().await;
             journals.read()?;
             let all = journals.counters.range((*family, 0)..(family + 1, 0));
             let recent = all.rev().take(RECENT);
@@ -108,5 +113,17 @@ impl Reader {
             }
         }
         Ok(reads)
+    }
+
+    /// Returns the number of saves that a recount has given more hits than rows, and names them.
+    async fn overcounted(&self) -> u64 {
+        // a server may be unavailable
+        let mut ids = site::overcounted(&self.mysql).await.unwrap_or_default();
+        let unsaved = self.unsaved.borrow();
+        ids.retain(|id| !unsaved.iter().any(|ids| ids.contains(id)));
+        if !ids.is_empty() {
+            eprintln!("saves with more hits than rows at {}: {ids:?}", now());
+        }
+        ids.len() as u64
     }
 }

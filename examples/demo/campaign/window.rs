@@ -1,7 +1,7 @@
 //! The windows: the times whose hits a crash may lose.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use redis::aio::MultiplexedConnection;
 use sqlx::MySqlPool;
 use tokio::time::{sleep, timeout};
 
-use super::journal::{Counter, Ms, now};
-use super::site::Home;
+use super::journal::{Counter, Ms, Time, now};
+use super::site::{Home, TENANT};
 use crate::Result;
 
 /// The pause between two looks at the partitions.
@@ -88,6 +88,10 @@ impl Windows {
     /// Adds the hits of a partition that a crash at this time may lose.
     fn crash(&mut self, home: Home, from: Ms, crashed: Ms) {
         let (home, to) = (Some(home), None);
+        if let Some(before) = self.last_crash(home) {
+            // if the partition is still set back, the new window begins at the same batch
+            before.to = before.to.or(Some(before.crashed));
+        }
         self.0.push(Window {
             cause: Cause::Redis,
             home,
@@ -99,11 +103,17 @@ impl Windows {
 
     /// Notes that a partition began a new incarnation: hits before that may have been dropped.
     fn reset(&mut self, home: Home, at: Ms) {
-        for window in &mut self.0 {
-            if window.home == Some(home) && at < window.crashed.saturating_add(NOTICED) {
-                window.to = window.to.max(Some(at));
-            }
+        if let Some(window) = self.last_crash(Some(home))
+            && at < window.crashed.saturating_add(NOTICED)
+        {
+            window.to = window.to.max(Some(at));
         }
+    }
+
+    /// Returns the window of a partition's last crash.
+    fn last_crash(&mut self, home: Option<Home>) -> Option<&mut Window> {
+        let is_its = |window: &&mut Window| window.home == home && window.cause == Cause::Redis;
+        self.0.iter_mut().rev().find(is_its)
     }
 
     /// Knows from now on that no other partition was set back.
@@ -119,11 +129,16 @@ impl Windows {
         self.0.iter().any(|window| window.end() == Ms::MAX)
     }
 
-    /// Returns why a hit that was counted between these times may be missing, if it may.
-    pub fn explain(&self, (family, id): Counter, begun: Ms, end: Ms) -> Option<Cause> {
+    /// Returns why an acknowledged hit of this time may be missing, if it may.
+    pub fn explain(&self, (family, id): Counter, time: Time) -> Option<Cause> {
         let is_of = |window: &&Window| {
             let is_its = window.home.is_none_or(|home| home.has(family, id));
-            is_its && begun <= window.end() && end >= window.from
+            // what a reset dropped is not acknowledged after it
+            let begun = match window.cause {
+                Cause::Redis => time.begun,
+                Cause::Backup => time.first,
+            };
+            is_its && begun <= window.end() && time.end >= window.from
         };
         let mut causes = self.0.iter().filter(is_of).map(|window| window.cause);
         let first = causes.next()?;
@@ -163,17 +178,35 @@ pub struct Cuts {
 
 /// The last batches of the partitions that MySQL has completely.
 #[derive(Default)]
-pub struct Ledger(BTreeMap<Home, Vec<Batch>>);
+pub struct Ledger {
+    last: BTreeMap<Home, Vec<Batch>>,
+    /// The partitions of which MySQL reports lost batches.
+    reported: BTreeSet<Home>,
+}
 
 impl Cuts {
     /// Returns a time before the cut of the last batch in the ledger.
     fn last(&self, home: Home, ledger: &Ledger) -> Ms {
-        let (Some(stored), Some(seen)) = (ledger.0.get(&home), self.seen.get(&home)) else {
+        let (Some(stored), Some(seen)) = (ledger.last.get(&home), self.seen.get(&home)) else {
             return 0;
         };
         let is_stored = |batch: Batch| stored.iter().any(|last| last.includes(batch));
         let mut last = seen.iter().rev().filter(|(batch, _)| is_stored(*batch));
         last.next().map_or(0, |(_, before)| *before)
+    }
+
+    /// Returns whether Redis has released a batch that the ledger lacks: it has cut one after that.
+    fn is_ahead(&self, home: Home, ledger: &Ledger) -> bool {
+        let (Some(stored), Some(seen)) = (ledger.last.get(&home), self.seen.get(&home)) else {
+            return false;
+        };
+        let is_ahead = |(cut, _): &(Batch, Ms)| {
+            let mut of_it = stored
+                .iter()
+                .filter(|last| last.incarnation == cut.incarnation);
+            of_it.any(|last| cut.seq > last.seq + 1)
+        };
+        seen.last().is_some_and(is_ahead)
     }
 }
 
@@ -184,6 +217,8 @@ pub struct Watch {
     started: Ms,
     pub windows: Rc<RefCell<Windows>>,
     cuts: Rc<RefCell<Cuts>>,
+    /// The partitions whose batches MySQL lost, which it must report.
+    lost: Rc<RefCell<BTreeSet<Home>>>,
     /// The address of the server, which changes by a failover.
     address: Rc<RefCell<String>>,
 }
@@ -194,6 +229,7 @@ impl Watch {
             started: now(),
             windows: Rc::default(),
             cuts: Rc::default(),
+            lost: Rc::default(),
             address: Rc::default(),
         }
     }
@@ -260,10 +296,25 @@ impl Watch {
         }
     }
 
-    /// Notes that MySQL returned to the state of `backed_up`, which had this ledger.
-    pub fn restored(&self, ledger: &Ledger, backed_up: Ms, at: Ms) {
+    /// Notes that Redis may lack something: then it may not show either what MySQL has lost.
+    pub fn excuse(&self) {
+        self.lost.borrow_mut().clear();
+    }
+
+    /// Returns the number of partitions whose batches MySQL lost without a report.
+    pub fn unreported(&self, ledger: &Ledger) -> u64 {
+        self.lost.borrow().difference(&ledger.reported).count() as u64
+    }
+
+    /// Notes that MySQL returned to the state of `backed_up`, which had at least the ledger `least` and at
+    /// most the ledger `most`.
+    pub fn restored(&self, least: &Ledger, most: &Ledger, backed_up: Ms, at: Ms) {
         let (cuts, mut windows) = (self.cuts.borrow(), self.windows.borrow_mut());
-        let counted = Home::all().map(|home| (home, cuts.last(home, ledger)));
+        if !windows.is_unsettled() {
+            let has_lost = |home: &Home| !home.is_of(TENANT) && cuts.is_ahead(*home, most);
+            self.lost.borrow_mut().extend(Home::all().filter(has_lost));
+        }
+        let counted = Home::all().map(|home| (home, cuts.last(home, least)));
         let written = std::iter::once((Home::outside(), backed_up));
         for (home, from) in counted.chain(written) {
             let (home, to) = (Some(home), Some(at));
@@ -300,25 +351,31 @@ async fn last_cuts(redis: &mut MultiplexedConnection) -> redis::RedisResult<Vec<
     Ok(known.collect())
 }
 
+/// Namespace and name of a family, a partition, its incarnation, the number and nonce of the last batch, and
+/// whether batches were lost.
+type LedgerRow = (String, String, u32, u64, u64, Option<u64>, bool);
+
 /// Reads which batches MySQL has completely.
 pub async fn ledger(mysql: &MySqlPool) -> Result<Ledger> {
-    let rows: Vec<(String, String, u32, u64, u64, u64, bool)> = sqlx::query_as(
+    // a batch that MySQL has a part of was cut after the one before it was complete
+    let rows: Vec<LedgerRow> = sqlx::query_as(
         "SELECT CAST(f.namespace AS CHAR), CAST(f.name AS CHAR), l.partition_no, l.incarnation, \
-           l.seq, l.nonce, l.position IS NULL \
+           IF(l.position IS NULL, l.seq, l.seq - 1), \
+           IF(l.position IS NULL, l.nonce, NULL), l.lost_batches > 0 \
          FROM counterfoil_ledger AS l JOIN counterfoil_families AS f ON f.number = l.family",
     )
     .fetch_all(mysql)
     .await?;
     let mut ledger = Ledger::default();
-    for (namespace, name, partition, incarnation, seq, nonce, is_complete) in rows {
-        // a batch that MySQL has a part of was cut after the one before it was complete
+    for (namespace, name, partition, incarnation, seq, nonce, has_lost) in rows {
         let batch = Batch {
             incarnation,
-            seq: if is_complete { seq } else { seq - 1 },
-            nonce: is_complete.then_some(nonce),
+            seq,
+            nonce,
         };
         if let Some(home) = Home::find(&namespace, &name, partition) {
-            ledger.0.entry(home).or_default().push(batch);
+            ledger.last.entry(home).or_default().push(batch);
+            ledger.reported.extend(has_lost.then_some(home));
         }
     }
     Ok(ledger)

@@ -23,7 +23,6 @@ use crate::scripts::keys::Keys;
 use crate::scripts::partition::Partition;
 use crate::scripts::partition::settings::other_database;
 use crate::scripts::random::random_name;
-use crate::testing::ablation::{self, Guard};
 
 /// The number of times that the pending values of a repeated call are read again.
 const READ_REPEATS: u32 = 3;
@@ -331,11 +330,6 @@ impl Partition {
 
     /// Returns the batch's content once it is durable.
     pub async fn fetch(&self, batch: BatchId, settle: Duration, page: usize) -> Result<FetchReply> {
-        let settle = if ablation::is_out(Guard::Settle) {
-            Duration::ZERO
-        } else {
-            settle
-        };
         let keys = [self.keys.batch(), self.keys.meta()];
         let mut deltas: Vec<(Vec<u8>, i64)> = Vec::new();
         let mut cursor = "0".to_owned();

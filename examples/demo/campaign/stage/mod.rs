@@ -73,6 +73,8 @@ pub struct Stage<'m> {
     watch: Watch,
     /// The ids of deleted rows, and of rows that a small column may refuse.
     exempt: Rc<RefCell<Vec<Range<u64>>>>,
+    /// The ids of which an older backup may lack rows.
+    unsaved: Rc<RefCell<Vec<Range<u64>>>>,
     /// The hits of the deleted rows.
     deleted: BTreeMap<u64, i64>,
 }
@@ -125,6 +127,7 @@ impl<'m> Stage<'m> {
             journals: Vec::new(),
             watch: Watch::new(),
             exempt: Rc::default(),
+            unsaved: Rc::default(),
             deleted: BTreeMap::new(),
         };
         if let Some(server) = stage.redis.standalone() {
@@ -173,6 +176,8 @@ impl<'m> Stage<'m> {
             daemon: self.daemon.as_ref().map(|(_, address)| *address),
             windows: self.watch.windows.clone(),
             exempt: self.exempt.clone(),
+            unsaved: self.unsaved.clone(),
+            mysql: self.pool.clone(),
         });
         async move {
             match reader {

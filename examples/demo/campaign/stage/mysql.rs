@@ -37,13 +37,16 @@ impl Stage<'_> {
                 // others see a commit before it is in the log
                 sleep(Duration::from_millis(LATE)).await;
                 let backup = self.mysql.back_up();
+                let most = ledger(&self.pool).await?;
                 let deleted = self.deleted.clone();
                 sleep(Duration::from_millis(random.below(OLDER))).await;
                 self.watch.windows.borrow_mut().suspend();
+                let unsaved = site::ids_in_use(begun - ON_THE_WAY, now() + LATE);
+                self.unsaved.borrow_mut().push(unsaved);
                 self.mysql.restore(&backup).await;
                 self.deleted = deleted;
-                self.watch.restored(&stored, begun, now());
                 self.watch.windows.borrow_mut().know();
+                self.watch.restored(&stored, &most, begun, now());
             }
             Fault::MysqlDiskFull => {
                 if let Some(disk) = self.mysql.disk() {

@@ -1,11 +1,15 @@
 //! The faults of writers, packages and reconcilers.
 
+use std::time::Duration;
+
+use tokio::time::sleep;
+
 use super::super::fault::Fault;
 use super::super::journal::Journals;
 use super::super::package::{Counting, Order};
-use super::super::site::{Home, JOBS};
+use super::super::site::{Home, JOBS, LEASE};
 use super::super::way::Means;
-use super::{Stage, finish, pause};
+use super::{LATE, Stage, finish, pause};
 use crate::Result;
 use crate::zipf::Random;
 
@@ -53,6 +57,18 @@ impl Stage<'_> {
                 Ok(())
             }
             Fault::ReconcilerKilled => self.reconcilers.kill_one().await,
+            Fault::RecounterPaused => {
+                if let Some(proxy) = self.redis.proxy() {
+                    proxy.delay_replies(Duration::from_millis(LATE));
+                    pause(random).await;
+                    self.reconcilers.signal_one("STOP");
+                    proxy.delay_replies(Duration::ZERO);
+                    sleep(LEASE).await;
+                    pause(random).await;
+                    self.reconcilers.signal_one("CONT");
+                }
+                Ok(())
+            }
             _ => {
                 self.reconcilers.signal_one("STOP");
                 pause(random).await;

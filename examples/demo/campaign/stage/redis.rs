@@ -2,18 +2,25 @@
 
 use std::time::Duration;
 
-use testkit::RedisServer;
-use tokio::time::sleep;
+use testkit::{Fate, RedisServer};
+use tokio::time::{Instant, sleep};
 
 use super::super::fault::Fault;
 use super::super::journal::now;
 use super::super::server::Loss;
 use super::super::site::Home;
 use super::super::window::{Ledger, ledger};
-use super::{LATE, OLDER, Stage, pause};
+use super::settle::Epoch;
+use super::{LATE, OLDER, Stage, WRITERS, pause};
 use crate::Result;
 use crate::zipf::Random;
 
+/// The time in which a partition saves one batch, in ms.
+const ONE_BATCH: u64 = 400;
+/// The number of calls of a sort that arrive again, of each 10 ms before an older dump is restored.
+const AGAIN: usize = 4;
+/// The longest time after which they do, in ms.
+const MUCH_LATER: u64 = 1_500;
 /// The longest step of a clock, in ms.
 const STEP: u64 = 120_000;
 
@@ -23,6 +30,7 @@ impl Stage<'_> {
             Fault::RedisCrashed => {
                 // no late call of a cached counter outlives a crash (docs/protocol.md, 4.2)
                 self.calm().await;
+                self.watch.excuse();
                 self.watch.windows.borrow_mut().suspend();
                 let stored = ledger(&self.pool).await?;
                 let loss = self.redis.crash(random).await?;
@@ -33,34 +41,8 @@ impl Stage<'_> {
                 self.repeat_jobs().await
             }
             Fault::RedisRestored | Fault::RedisRestoredBehindTheirBacks => {
-                let Some(server) = self.redis.standalone() else {
-                    return Ok(());
-                };
-                let dump = server.back_up().await;
-                sleep(Duration::from_millis(random.below(OLDER))).await;
-                self.calm().await;
                 let is_behind = fault == Fault::RedisRestoredBehindTheirBacks;
-                if is_behind {
-                    self.reconcilers.kill_all().await?;
-                    if let Some((daemon, _)) = &mut self.daemon {
-                        daemon.kill().await?;
-                    }
-                }
-                self.watch.windows.borrow_mut().suspend();
-                let stored = ledger(&self.pool).await?;
-                if let Some(server) = self.redis.standalone() {
-                    server.restore(&dump).await;
-                }
-                self.note(Loss::Pending(now()), stored).await?;
-                self.repeat_jobs().await?;
-                if is_behind {
-                    pause(random).await;
-                    self.reconcilers.start_all().await?;
-                    if let Some((daemon, _)) = &mut self.daemon {
-                        daemon.keep_running()?;
-                    }
-                }
-                Ok(())
+                self.restore_redis(is_behind, random).await
             }
             Fault::PrimaryHandedOver => {
                 self.redis.hand_over(random).await;
@@ -82,6 +64,65 @@ impl Stage<'_> {
             }
             fault => strike_server(self.redis.primary(random).await, fault, random).await,
         }
+    }
+
+    /// Restores an older dump, and kills a writer in that time. Calls from before arrive again after it.
+    async fn restore_redis(&mut self, is_behind: bool, random: &mut Random) -> Result<()> {
+        let (Some(server), Some(proxy)) = (self.redis.standalone(), self.redis.proxy()) else {
+            return Ok(());
+        };
+        self.calm().await;
+        let dump = server.back_up().await;
+        // a partition is set back by one batch, or by many
+        let older = [ONE_BATCH, OLDER][random.below(2) as usize];
+        let end = Instant::now() + Duration::from_millis(random.below(older));
+        while Instant::now() < end {
+            for is_late in [is_count as fn(&[u8]) -> bool, is_of_batch].repeat(AGAIN) {
+                let after = Duration::from_millis(random.below(MUCH_LATER));
+                proxy.disturb_where(is_late, Fate::Twice { after });
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        proxy.calm();
+        if is_behind {
+            self.reconcilers.kill_all().await?;
+            if let Some((daemon, _)) = &mut self.daemon {
+                daemon.kill().await?;
+            }
+        }
+        // its callers make no further calls, behind which earlier ones would be late
+        self.writers.remove(0).0.kill().await?;
+        self.watch.excuse();
+        self.watch.windows.borrow_mut().suspend();
+        let stored = ledger(&self.pool).await?;
+        if let Some(server) = self.redis.standalone() {
+            server.restore(&dump).await;
+        }
+        let restored = now();
+        self.note(Loss::Pending(restored), stored).await?;
+        if is_behind {
+            pause(random).await;
+            for (writer, _) in self.writers.drain(..) {
+                writer.kill().await?;
+            }
+            self.reconcilers.start_all().await?;
+            if let Some((daemon, _)) = &mut self.daemon {
+                daemon.keep_running()?;
+            }
+            pause(random).await;
+            // Redis knows these jobs, but a reset has dropped their hits
+            self.finish_jobs(Epoch::New, |begun| begun > restored)
+                .await?;
+        }
+        while self.writers.len() < WRITERS {
+            self.start_writer().await?;
+        }
+        if let Some(proxy) = self.redis.proxy() {
+            proxy.delay_replies(Duration::from_millis(random.below(LATE)));
+            pause(random).await;
+            proxy.delay_replies(Duration::ZERO);
+        }
+        self.repeat_jobs().await
     }
 
     /// Ends the disturbances of calls, and waits until those that are late have arrived.
@@ -107,6 +148,22 @@ impl Stage<'_> {
         windows.know();
         Ok(())
     }
+}
+
+/// Returns whether a call counts hits, but no votes: no late call of a cached counter outlives a set-back
+/// (docs/protocol.md, 4.2).
+fn is_count(call: &[u8]) -> bool {
+    has(call, "EVALSHA") && has(call, "}:calls") && !has(call, "/votes/")
+}
+
+/// Returns whether a call is a reconciler's, of a batch other than of votes.
+fn is_of_batch(call: &[u8]) -> bool {
+    has(call, "EVALSHA") && has(call, "}:batch") && !has(call, "/votes/")
+}
+
+fn has(call: &[u8], mark: &str) -> bool {
+    let mut parts = call.windows(mark.len());
+    parts.any(|part| part == mark.as_bytes())
 }
 
 async fn strike_server(server: &RedisServer, fault: Fault, random: &mut Random) -> Result<()> {

@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::super::job;
-use super::super::journal::{Counter, Journals, Scribe};
+use super::super::journal::{Counter, Journals, Ms, Scribe};
 use super::super::server::Redis;
 use super::super::site::{self, VIEWS};
 use super::super::way::{Means, Way};
-use super::super::window::Windows;
+use super::super::window::{Windows, ledger};
 use super::{Stage, finish};
 use crate::Result;
 use crate::families;
@@ -21,6 +21,15 @@ use crate::families;
 const LONG: Duration = Duration::from_secs(10);
 /// The time within which everything must be in MySQL after the last fault.
 const SAVED_WITHIN: Duration = Duration::from_secs(60);
+
+/// The epoch in which a job is made again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Epoch {
+    /// That of its first call.
+    First,
+    /// The current one, in which Redis must know the job.
+    New,
+}
 
 /// The journals and the contents of MySQL at the end of a round.
 pub struct Settled {
@@ -38,6 +47,8 @@ pub struct Settled {
     pub saved_within: Duration,
     /// The saves whose counters were not those of their rows after a last recount.
     pub miscounted: u64,
+    /// The partitions whose batches MySQL lost without a report.
+    pub unreported: u64,
 }
 
 impl Stage<'_> {
@@ -60,7 +71,7 @@ impl Stage<'_> {
             finished.map_err(|_| wedged("a writer has not ended"))??;
             slow("a writer", ended);
         }
-        let jobs = timeout(SAVED_WITHIN, self.finish_jobs()).await;
+        let jobs = timeout(SAVED_WITHIN, self.finish_jobs(Epoch::First, |_| true)).await;
         jobs.map_err(|_| wedged("a job has no outcome"))??;
         slow("a job", ended);
         if self.way == Way::Library {
@@ -90,6 +101,7 @@ impl Stage<'_> {
             }
             Means::ByHand(_) => 0,
         };
+        let unreported = self.watch.unreported(&ledger(&self.pool).await?);
         let (dropped, lost_batches) = sqlx::query_as(
             "SELECT CAST(COALESCE(SUM(dropped_hits), 0) AS UNSIGNED), \
                CAST(COALESCE(SUM(lost_batches), 0) AS UNSIGNED) FROM counterfoil_ledger",
@@ -109,6 +121,7 @@ impl Stage<'_> {
             lost_batches,
             saved_within,
             miscounted,
+            unreported,
         })
     }
 
@@ -128,15 +141,20 @@ impl Stage<'_> {
         }
     }
 
-    /// Repeats the jobs of killed writers.
-    async fn finish_jobs(&mut self) -> Result<()> {
+    /// Makes the jobs of killed writers again that began at such a time.
+    pub(super) async fn finish_jobs(
+        &mut self,
+        epoch: Epoch,
+        is_chosen: impl Fn(Ms) -> bool,
+    ) -> Result<()> {
         let (journals, number) = (self.read_journals()?, self.journal("the crate"));
         let Means::Library(site) = &self.means else {
             return Ok(());
         };
         let scribe = Scribe::create(&self.redis.directory(), number)?;
-        for job in journals.open.keys() {
-            let epoch = journals.epochs.get(job).cloned();
+        for (job, _) in journals.open.iter().filter(|(_, begun)| is_chosen(**begun)) {
+            let first = journals.epochs.get(job).cloned();
+            let epoch = first.filter(|_| epoch == Epoch::First);
             job::count(site, &scribe, job, epoch).await?;
         }
         Ok(())

@@ -152,10 +152,7 @@ impl Workers {
 }
 
 async fn fetch<C: Connect>(number: u32, id: BatchId, stage: &Stage<'_, C>) -> Checked<Task> {
-    let settle = match stage.family.family.durability() {
-        Durability::Settle(time) => time,
-        _ => Duration::ZERO,
-    };
+    let settle = stage.family.family.durability().settle();
     match stage.partition(number).fetch(id, settle, 10).await? {
         FetchReply::Deltas(deltas) => Ok(Task::Apply(Arc::new(Batch {
             family: stage.family.clone(),
