@@ -5,7 +5,7 @@ use std::process::{ExitCode, Termination};
 
 use counterfoil::ErrorKind;
 
-use crate::reason::Advice;
+use crate::reason::{Advice, text_of};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exit {
@@ -48,11 +48,12 @@ impl From<counterfoil::Error> for Failure {
             ErrorKind::Redis | ErrorKind::Store | ErrorKind::AccessDenied => Exit::Critical,
             _ => Exit::Warning,
         };
+        let text = text_of(&error);
         let message = match (Advice::about(&error), error.kind()) {
-            (Some(advice), _) => format!("{error:#}. {}", advice.what_to_do),
-            (None, ErrorKind::Redis) => format!("{error:#}. {REDIS_ADVICE}"),
-            (None, ErrorKind::Store) => format!("{error:#}. {MYSQL_ADVICE}"),
-            (None, _) => format!("{error:#}"),
+            (Some(advice), _) => format!("{text}. {}", advice.what_to_do),
+            (None, ErrorKind::Redis) => format!("{text}. {REDIS_ADVICE}"),
+            (None, ErrorKind::Store) => format!("{text}. {MYSQL_ADVICE}"),
+            (None, _) => text,
         };
         Failure::new(exit, message)
     }

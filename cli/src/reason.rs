@@ -184,8 +184,21 @@ impl fmt::Display for Reason {
 
 impl From<Error> for Reason {
     fn from(error: Error) -> Self {
-        Reason::new(format!("{error:#}"), &error)
+        Reason::new(text_of(&error), &error)
     }
+}
+
+/// Returns the text of an error with its causes, to which a sentence may be added. That Redis refuses
+/// a login is said once: its own reply says no more, except that a password is missing.
+pub fn text_of(error: &Error) -> String {
+    let outer = error.to_string();
+    if outer.ends_with("rejected the credentials") {
+        return match error.code().as_deref() {
+            Some("NOAUTH") => format!("{outer}: it wants a password"),
+            _ => outer,
+        };
+    }
+    format!("{error:#}").trim_end_matches('.').to_owned()
 }
 
 /// The error of a connection to MySQL that is not the library's, such as that of a probe.

@@ -10,6 +10,9 @@ use url::Url;
 use super::secret::Secrets;
 use super::tls::{NO_TLS, TlsRule, Transport};
 
+/// How the URL of a database begins.
+const SCHEMES: [&str; 2] = ["mysql://", "mariadb://"];
+
 /// Parses the URL of the database of a pair, whose credentials begin with `prefix`. No error
 /// contains the URL, which may have a password.
 pub fn options(
@@ -18,6 +21,9 @@ pub fn options(
     secrets: &Secrets<'_>,
     prefix: &str,
 ) -> Result<MySqlConnectOptions, String> {
+    if !SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
+        return Err("mysql: expected a URL such as mysql://USER@HOST/DATABASE".to_owned());
+    }
     let mut options = text
         .into_mysql_options()
         .map_err(|error| format!("mysql: {error:#}"))?;

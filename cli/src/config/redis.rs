@@ -30,6 +30,17 @@ impl TryFrom<toml::Value> for RedisUrls {
     }
 }
 
+/// How the URL of a Redis begins.
+const SCHEMES: [&str; 7] = [
+    "redis://",
+    "rediss://",
+    "valkey://",
+    "valkeys://",
+    "redis+unix://",
+    "valkey+unix://",
+    "unix://",
+];
+
 /// Parses a URL. The error does not show it.
 fn parse(url: toml::Value) -> Result<ConnectionInfo, String> {
     let SecretText(text) = SecretText::try_from(url)?;
@@ -39,6 +50,11 @@ fn parse(url: toml::Value) -> Result<ConnectionInfo, String> {
             Err("#insecure is not supported: name the server's authority in redis_ca".to_owned())
         }
         Some(_) => Err("the URL has a #, which is written as %23 in a password".to_owned()),
+        None if !SCHEMES.iter().any(|scheme| text.starts_with(scheme)) => Err(
+            "expected the URL of a Redis, such as redis://localhost:6379 or \
+             redis+unix:///run/redis.sock"
+                .to_owned(),
+        ),
         None => text
             .into_connection_info()
             .map_err(|error| format!("expected the URL of a Redis: {error:#}")),

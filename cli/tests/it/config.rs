@@ -236,7 +236,7 @@ fn mistakes_are_told_with_file_and_line() {
         (
             PAIR.replace("mysql://localhost/b", "nonsense"),
             1,
-            "mysql: the database's URL is not mysql://",
+            "mysql: expected a URL such as mysql://USER@HOST/DATABASE",
         ),
         (
             PAIR.replace("redis =", "colour ="),

@@ -15,6 +15,19 @@ const DENIED: [u16; 3] = [1044, 1142, 1227];
 /// The number of the error about an account that exists.
 const EXISTS: u16 = 1396;
 
+/// Returns why a connection failed: a refused login and a server that is not there need different
+/// actions.
+fn reason(error: Error) -> String {
+    match error {
+        Error::Database(refused) => format!(
+            "{}. Correct the user or the password in its URL",
+            refused.message()
+        ),
+        Error::Io(error) => format!("{error}. Check that it runs, and its address"),
+        error => format!("{error:#}. Check its URL"),
+    }
+}
+
 /// A connection to a server, and an account on it.
 pub struct Mysql {
     connection: MySqlConnection,
@@ -24,15 +37,11 @@ pub struct Mysql {
 
 impl Mysql {
     pub async fn connect(options: &MySqlConnectOptions) -> Result<Self, Failure> {
-        let user = options.get_username();
-        let failed = |why| {
-            Failure::critical(format!(
-                "MySQL at {}: {why}. Check its address, and the password of {user}",
-                place(options)
-            ))
-        };
+        let failed = |why| Failure::critical(format!("MySQL at {}: {why}", place(options)));
         let options = options.clone().database(ANY_SCHEMA);
-        let mut connection = in_time(options.connect()).await.map_err(failed)?;
+        let mut connection = in_time(async { options.connect().await.map_err(reason) })
+            .await
+            .map_err(failed)?;
         let account: String =
             in_time(sqlx::query_scalar("SELECT CURRENT_USER()").fetch_one(&mut connection))
                 .await

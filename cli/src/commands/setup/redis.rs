@@ -1,12 +1,32 @@
 //! Redis as an administrator: the user of the daemon and of applications.
 
+use std::io;
+
 use counterfoil::redis::aio::MultiplexedConnection;
-use counterfoil::redis::{Client, FromRedisValue, RedisError, Value, cmd};
+use counterfoil::redis::{Client, ErrorKind, FromRedisValue, RedisError, Value, cmd};
+use tokio::time::timeout;
 
 use crate::config::PairConfig;
 use crate::exit::Failure;
-use crate::limits::in_time;
+use crate::limits::TIMEOUT;
 use crate::pair;
+
+/// Returns the failure of a connection: a refused login and a server that is not there need
+/// different actions.
+fn unusable(place: &str, user: &str, error: &RedisError) -> Failure {
+    let is_refused = error.kind() == ErrorKind::AuthenticationFailed;
+    Failure::critical(match error.code() {
+        Some("NOAUTH") => format!(
+            "Redis at {place} wants a password, and its URL has none. Add the user {user:?} and the \
+             password, or another user's"
+        ),
+        code if is_refused || code == Some("WRONGPASS") => format!(
+            "Redis at {place} refuses the user {user:?} with this password. Correct the user or the \
+             password in its URL"
+        ),
+        _ => format!("Redis at {place}: {error}. Check that it runs, and its address"),
+    })
+}
 
 /// A connection to a server.
 pub struct Redis {
@@ -30,11 +50,10 @@ impl Redis {
                 _ => Ok(connection),
             }
         };
-        let connection = in_time(connect).await.map_err(|why| {
-            Failure::critical(format!(
-                "Redis at {place}: {why}. Check its address, and the password of {user}"
-            ))
-        })?;
+        let connected = timeout(TIMEOUT, connect).await;
+        let connection = connected
+            .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+            .map_err(|error| unusable(&place, user, &error))?;
         Ok(Redis { connection, place })
     }
 
