@@ -1,9 +1,10 @@
 //! The output of commands: for people, or as JSON. Text that others wrote, such as an id, can
 //! neither control the terminal nor change the order of what surrounds it.
 
+use std::env;
 use std::io::{self, BufRead, BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -12,31 +13,38 @@ use crate::exit::{Exit, Failure};
 
 /// The configuration file that this process reads by default.
 pub const DEFAULT_CONFIG: &str = "counterfoil.toml";
+/// The variable by which a launcher passes how it was called, such as `npx counterfoil-daemon`.
+const CALLED: &str = "COUNTERFOIL_PROGRAM";
 /// The program with the option for this process's configuration file, if that is another file.
 static PROGRAM: OnceLock<String> = OnceLock::new();
+/// The program as it was called.
+static CALLED_AS: LazyLock<String> = LazyLock::new(|| {
+    let called = env::var(CALLED).ok().filter(|called| !called.is_empty());
+    called.unwrap_or_else(|| "counterfoil".to_owned())
+});
 /// The commands that read no configuration.
-const WITHOUT_CONFIG: [&str; 2] = ["example-config", "init --print"];
+const WITHOUT_CONFIG: [&str; 3] = ["example-config", "init --print", "setup --private"];
 
 /// Sets the configuration file of the commands that this process shows. They are copied into a shell
 /// in another folder, so the path is absolute.
 pub fn show_config(path: &Path) {
     if path != Path::new(DEFAULT_CONFIG) {
         let file = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let _ = PROGRAM.set(with_config(&file.display().to_string()));
+        let _ = PROGRAM.set(with_config(&CALLED_AS, &file.display().to_string()));
     }
 }
 
-fn with_config(file: &str) -> String {
+fn with_config(called: &str, file: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte);
     if file.bytes().all(is_plain) {
-        format!("counterfoil --config {file}")
+        format!("{called} --config {file}")
     } else {
-        format!("counterfoil --config '{}'", file.replace('\'', "'\\''"))
+        format!("{called} --config '{}'", file.replace('\'', "'\\''"))
     }
 }
 
 fn program() -> &'static str {
-    PROGRAM.get().map_or("counterfoil", String::as_str)
+    PROGRAM.get().unwrap_or(&CALLED_AS)
 }
 
 /// Returns a command to copy, such as `counterfoil check`.
@@ -46,17 +54,17 @@ pub fn command(words: &str) -> String {
 
 /// Returns the text with the commands in it, which stand in backticks, as [`command`] does.
 pub fn with_commands(text: &str) -> String {
-    commands_of(program(), text)
+    commands_of(&CALLED_AS, program(), text)
 }
 
-fn commands_of(program: &str, text: &str) -> String {
+fn commands_of(called: &str, program: &str, text: &str) -> String {
     let mut parts = text.split("`counterfoil ");
     let mut shown = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let is_complete = part.starts_with("--config ");
         let needs_none = WITHOUT_CONFIG.iter().any(|words| part.starts_with(words));
         let program = if is_complete || needs_none {
-            "counterfoil"
+            called
         } else {
             program
         };
@@ -297,15 +305,21 @@ mod tests {
 
     #[test]
     fn commands_name_the_configuration_once() {
-        let program = with_config("/etc/it's here.toml");
+        let program = with_config("counterfoil", "/etc/it's here.toml");
         let text = "run `counterfoil check`, or `counterfoil init --print`; `counterfoiled x`";
-        let shown = commands_of(&program, text);
+        let shown = commands_of("counterfoil", &program, text);
         let expected = "run `counterfoil --config '/etc/it'\\''s here.toml' check`, \
                         or `counterfoil init --print`; `counterfoiled x`";
         assert_eq!(shown, expected);
-        assert_eq!(commands_of(&program, &shown), shown);
-        assert_eq!(commands_of("counterfoil", text), text);
-        assert_eq!(with_config("/a/b.toml"), "counterfoil --config /a/b.toml");
+        assert_eq!(commands_of("counterfoil", &program, &shown), shown);
+        assert_eq!(commands_of("counterfoil", "counterfoil", text), text);
+        let called = "npx counterfoil-daemon";
+        let program = with_config(called, "/a/b.toml");
+        assert_eq!(program, "npx counterfoil-daemon --config /a/b.toml");
+        let text = "`counterfoil run`, `counterfoil init --print`";
+        let shown = commands_of(called, &program, text);
+        assert_eq!(shown, format!("`{program} run`, `{called} init --print`"));
+        assert_eq!(commands_of(called, &program, &shown), shown);
     }
 
     #[test]
