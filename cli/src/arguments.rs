@@ -34,7 +34,7 @@ pub struct Arguments {
     #[arg(long, short, global = true, value_name = "NAME")]
     pub pair: Option<String>,
 
-    /// Prints JSON
+    /// Prints JSON. Commands that print a text refuse it: run, setup, example-config and sandbox
     #[arg(long, global = true)]
     pub json: bool,
 
@@ -91,7 +91,7 @@ pub enum Command {
     /// Checks both servers, and recommends changes. Exits with 1 for warnings, and with 2 for errors
     Check,
     /// Prints a line for each family, for people and monitoring. Exits with 1 if something is late
-    /// or was refused, with 2 if a server is unavailable or `check` finds an error
+    /// or was refused, or no daemon replies at `listen`, with 2 if a server is unavailable or `check` finds an error
     Status {
         /// The time beyond a family's sync and settle time from which waiting hits count as late
         #[arg(long, default_value = "1m", value_parser = time, value_name = "TIME")]
@@ -254,6 +254,21 @@ pub enum Command {
         #[arg(value_name = "DIR")]
         folder: Option<PathBuf>,
     },
+}
+
+impl Command {
+    /// Returns the name of a command that prints a text, and has no JSON.
+    pub fn without_json(&self) -> Option<&'static str> {
+        Some(match self {
+            Command::Run => "run",
+            Command::Setup { .. } => "setup",
+            Command::ExampleConfig => "example-config",
+            Command::Sandbox { .. } => "sandbox",
+            Command::Completions { .. } => "completions",
+            Command::Man { .. } => "man",
+            _ => return None,
+        })
+    }
 }
 
 #[derive(Args)]

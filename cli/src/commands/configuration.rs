@@ -109,8 +109,20 @@ pub fn example(output: Output) -> Result<Exit, Failure> {
 
 pub fn completions(output: Output, shell: Shell) -> Result<Exit, Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "counterfoil", &mut script);
+    clap_complete::generate(shell, &mut visible(), "counterfoil", &mut script);
     output.print_text(&script)
+}
+
+/// Returns the command line without the hidden commands, which completions would offer.
+fn visible() -> clap::Command {
+    let all = Arguments::command();
+    let shown = all
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
+    clap::Command::new("counterfoil")
+        .version(crate::VERSION)
+        .args(all.get_arguments())
+        .subcommands(shown)
 }
 
 /// Prints the man page of the program, or writes those of all commands to a folder.

@@ -1,7 +1,9 @@
 //! The daemon on this machine over HTTP: whether it is alive, and what only it sees.
 
+use std::cell::Cell;
 use std::error::Error;
 
+use counterfoil::admin::{Finding, Severity};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -11,12 +13,21 @@ use super::Context;
 use crate::config::HttpConfig;
 use crate::exit::{Exit, Failure};
 use crate::health::Problem;
+use crate::http::ALIVE;
 use crate::limits::in_time;
+use crate::output::with_commands;
 
 /// The path of the state without its families.
 const STATE: &str = "/api/v1/state?limit=0";
 /// The maximum length of a reply in bytes.
 const MAX_LENGTH: u64 = 16 << 20;
+
+/// Why a daemon did not tell its state.
+pub struct Silent {
+    /// True if it runs, and keeps its state from this command.
+    pub runs: bool,
+    pub why: String,
+}
 
 #[derive(Deserialize)]
 pub struct DaemonState {
@@ -45,13 +56,40 @@ impl DaemonState {
 
 /// Reads the state of the daemon that listens where the configuration says. `None` if the daemon
 /// serves no HTTP, or if the system chose its port (`listen` with port 0).
-pub async fn read(http: Option<&HttpConfig>) -> Option<Result<DaemonState, String>> {
+pub async fn read(http: Option<&HttpConfig>) -> Option<Result<DaemonState, Silent>> {
     let http = http.filter(|http| http.listen.port() > 0)?;
     // a daemon may listen on all addresses (0.0.0.0). A connection to that address leads to this
     // machine
     let address = http.listen;
-    let reply = in_time(async { ask(http, STATE).await?.state() }).await;
-    Some(reply.map_err(|why| format!("the daemon at {address} did not tell its state: {why}")))
+    let is_locked = Cell::new(false);
+    let reply = in_time(async {
+        let reply = ask(http, STATE).await?;
+        is_locked.set(reply.code() == Some("401"));
+        reply.state()
+    });
+    Some(reply.await.map_err(|why| {
+        let why = format!("the daemon at {address} did not tell its state: {why}");
+        if is_locked.get() {
+            Silent { runs: true, why }
+        } else {
+            let advice = "Start it with `counterfoil run`; set listen = \"off\" where none runs";
+            let why = with_commands(&format!("{why}. {advice}"));
+            Silent { runs: false, why }
+        }
+    }))
+}
+
+/// Returns who listens where the daemon should, if that is no daemon of counterfoil's.
+pub async fn other_listener(http: Option<&HttpConfig>) -> Option<Finding> {
+    let http = http.filter(|http| http.listen.port() > 0)?;
+    in_time(TcpStream::connect(http.listen)).await.ok()?;
+    let reply = in_time(ask(http, "/healthz")).await;
+    if reply.is_ok_and(|reply| reply.code() == Some("200") && reply.body == ALIVE) {
+        return None;
+    }
+    let what = format!("another program listens at {}", http.listen);
+    let advice = "Give `listen` another port, or \"off\": `counterfoil run` would fail";
+    Some(Finding::new(Severity::Warning, "listen", what, advice))
 }
 
 /// Asks the daemon, and nothing else, whether it is alive, or with `ready` whether hits reach MySQL.

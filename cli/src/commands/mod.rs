@@ -132,6 +132,11 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         json,
         command,
     } = arguments;
+    if let Some(name) = command.without_json().filter(|_| json) {
+        return Err(Failure::usage(format!(
+            "{name} prints no JSON: leave out --json"
+        )));
+    }
     let output = Output { json };
     let named = pair.clone();
     // setup with private servers has another one

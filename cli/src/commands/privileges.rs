@@ -62,16 +62,34 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
     for pair in &context.config.pairs {
         let (name, user) = (&pair.name, user(of, pair.redis.user())?);
         let rules = rules(pair, of.role).await?;
-        lines.push(format!(
-            "# pair {name}: replace PASSWORD; run it on every server, also on replicas"
-        ));
-        lines.push(format!(
-            "ACL SETUSER {user} reset on >PASSWORD {}",
-            rules.join(" ")
-        ));
+        lines.extend(if user == pair.redis.user() && exists(pair).await {
+            additions(pair, &rules)
+        } else {
+            [
+                format!(
+                    "# pair {name}: replace PASSWORD; run it on every server, also on replicas"
+                ),
+                format!("ACL SETUSER {user} reset on >PASSWORD {}", rules.join(" ")),
+            ]
+        });
         json.push(json!({"pair": name, "user": user, "lines": rules}));
     }
     context.output.print(&json, |_| lines)
+}
+
+/// Returns whether the user of the configuration can log in to Redis. Other users may exist, too.
+async fn exists(pair: &PairConfig) -> bool {
+    in_time(pair::connect(pair)).await.is_ok()
+}
+
+/// Returns the lines that give rules to the user of the configuration, which exists: `reset` would
+/// take its password, and what it may do for others.
+pub fn additions(pair: &PairConfig, rules: &[String]) -> [String; 2] {
+    let (name, user) = (&pair.name, pair.redis.user());
+    [
+        format!("# pair {name}: adds to the user; run it on every server, also on replicas"),
+        format!("ACL SETUSER {user} {}", rules.join(" ")),
+    ]
 }
 
 /// Returns the rules of an ACL, key patterns first.

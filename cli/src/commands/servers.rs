@@ -9,7 +9,7 @@ use counterfoil::{Counterfoil, Family, MysqlStore};
 use futures_util::future::{join, join3};
 use serde_json::json;
 
-use super::{Context, connect_advice};
+use super::{Context, connect_advice, daemon_state};
 use crate::config::{FamilyConfig, PairConfig, mysql_transport};
 use crate::exit::{Exit, Failure};
 use crate::families;
@@ -63,11 +63,14 @@ fn not_created(pair: &str, error: counterfoil::Error) -> Failure {
 pub async fn check(context: &Context) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     let mut worst = Exit::Ok;
+    let mut of_listen = daemon_state::other_listener(context.config.http.as_ref()).await;
     for pair in &context.config.pairs {
         let name = &pair.name;
         let (checked, redis, mysql) =
             join3(check_pair(pair), redis_tls(pair), mysql_tls(pair)).await;
-        let findings: Vec<_> = checked?.into_iter().map(advised).collect();
+        // the address is no pair's own: the first one shows it
+        let all = checked?.into_iter().chain(of_listen.take());
+        let findings: Vec<_> = all.map(advised).collect();
         if findings.is_empty() {
             lines.push(format!("pair {name}: no findings"));
         }
@@ -202,7 +205,21 @@ async fn check_servers(
     for registered in registered {
         counterfoil.open_registered(registered)?;
     }
-    Ok(counterfoil.check_with(new).await)
+    let mut findings = counterfoil.check_with(new).await;
+    for family in new {
+        // an unreachable server, or a missing right or table, is another finding
+        if let Ok(Some(_)) = counterfoil.check_adoption(family).await {
+            let what = "its hits in this Redis go to the database of another installation";
+            // the text of the error with which the daemon would refuse it begins like this
+            let message = format!("{family}: {what}");
+            findings.push(error(
+                format!("family {family}"),
+                message,
+                "Use another Redis",
+            ));
+        }
+    }
+    Ok(findings)
 }
 
 /// Checks that the configured recounts can read their tables.

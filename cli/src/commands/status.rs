@@ -149,10 +149,12 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
                 ));
             }
         }
-        lines.extend(silent);
+        lines.extend(silent.iter().map(|silent| silent.why.clone()));
         lines
     })?;
-    Ok(exit(&statuses))
+    // hits wait for a daemon that does not run, also while no family shows it yet
+    let is_missing = silent.is_some_and(|silent| !silent.runs);
+    Ok(exit(&statuses).max(Exit::warning_if(is_missing)))
 }
 
 /// Prints what waits in Redis for MySQL.

@@ -43,6 +43,8 @@ use crate::view::View;
 /// all, so after a refusal they still have time to ask another daemon.
 const QUEUE_TIME: Duration = Duration::from_millis(200);
 
+/// The reply of a daemon that is alive.
+pub const ALIVE: &str = "ok\n";
 /// The path to which the form for the token is sent.
 const LOGIN: &str = "/login";
 /// The path that ends a browser's session.
@@ -184,7 +186,7 @@ fn scrapes(app: &Arc<App>) -> Router<Arc<App>> {
 /// Returns the routes that need no token.
 fn health() -> Router<Arc<App>> {
     Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(|| async { ALIVE }))
         .route("/readyz", get(readyz))
 }
 

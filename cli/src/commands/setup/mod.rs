@@ -25,7 +25,7 @@ use self::private::{Folder, Servers};
 use self::redis::Redis;
 use self::urls::Login;
 use super::{Context, privileges, servers};
-use crate::arguments::{PrivilegesOf, RoleName, Setup};
+use crate::arguments::{RoleName, Setup};
 use crate::config::{Config, EXAMPLE, PairConfig};
 use crate::daemon;
 use crate::exit::{Exit, Failure};
@@ -49,10 +49,6 @@ const MYSQL_SOCKETS: [&str; 3] = [
 const LOOKING: Duration = Duration::from_millis(300);
 
 const PEOPLE: Output = Output { json: false };
-const DAEMON: PrivilegesOf = PrivilegesOf {
-    role: RoleName::Daemon,
-    user: None,
-};
 
 /// Sets up the servers that the options name, or private ones on which it runs the daemon.
 pub async fn run(config: &Path, named: Option<String>, setup: &Setup) -> Result<Exit, Failure> {
@@ -60,7 +56,16 @@ pub async fn run(config: &Path, named: Option<String>, setup: &Setup) -> Result<
         return run_private(setup).await;
     }
     show_config(config);
-    set_up(config, named, setup, setup.given(), LISTEN).await
+    set_up(config, named, setup, setup.given(), &listen_of(config)).await
+}
+
+/// Returns the address for a new configuration: that of the file which it replaces, or a free one.
+fn listen_of(config: &Path) -> String {
+    let replaced = Config::read(config).ok().and_then(|config| config.http);
+    replaced.map_or_else(
+        || private::free_address(LISTEN),
+        |http| http.listen.to_string(),
+    )
 }
 
 /// Runs the daemon on private servers until a signal ends it.
@@ -298,7 +303,10 @@ async fn set_up(
             print_for_administrator_of_mysql(pair).await?;
         }
         if own.redis.user() == pair.redis.user() && own.redis.user() != "default" {
-            privileges::acl(&context, &DAEMON).await?;
+            let rules = privileges::rules(pair, RoleName::Daemon).await?;
+            for line in privileges::additions(pair, &rules) {
+                say(&line);
+            }
         }
         say(
             "correct this, or name an administrator's URL with --mysql and --redis, and run \
@@ -369,6 +377,9 @@ async fn write_configuration(
     Config::of_text(&text, files::folder(path)).map_err(Failure::usage)?;
     files::write_config(path, &text)?;
     say(&format!("wrote {}", path.display()));
+    if listen != LISTEN && !setup.private {
+        say(&format!("the daemon will listen at {listen}"));
+    }
     Ok(())
 }
 

@@ -95,7 +95,7 @@ impl Folder {
     pub fn end(self) -> String {
         match self {
             Folder::Kept(path) => format!(
-                "the data is in {0}, and counterfoil setup --private --dir {0} continues",
+                "the data is in {0}, and `counterfoil setup --private --dir {0}` continues",
                 path.display()
             ),
             Folder::Temporary(folder) => {
@@ -122,6 +122,7 @@ impl Servers {
     ) -> Result<String, Failure> {
         let advice = "install Redis or Valkey, or name its program with --redis-server";
         let program = find(named, &["redis-server", "valkey-server"], advice)?;
+        let _ = version(&program, "server v=", "Redis or Valkey").await?;
         let (data, socket) = (folder.join("redis"), folder.join("redis.sock"));
         if UnixStream::connect(&socket).await.is_ok() {
             return Err(Failure::usage(format!(
@@ -251,8 +252,8 @@ impl Servers {
 
 /// Creates a data directory with a `root` without a password.
 async fn initialise(program: &Path, data: &Path) -> Result<(), Failure> {
-    let version = run(Command::new(program).arg("--version")).await?;
-    let mut command = if String::from_utf8_lossy(&version.stdout).contains("MariaDB") {
+    let version = version(program, "Ver ", "MySQL or MariaDB").await?;
+    let mut command = if version.contains("MariaDB") {
         let names = ["mariadb-install-db", "mysql_install_db"];
         let beside = program.with_file_name(names[0]);
         let script = match beside.is_file() {
@@ -273,6 +274,27 @@ async fn initialise(program: &Path, data: &Path) -> Result<(), Failure> {
     };
     run(command.arg(option("--datadir", data)).args(as_user())).await?;
     Ok(())
+}
+
+/// Returns the version that a server prints. Refuses a program whose version lacks the `mark` of
+/// such servers.
+async fn version(program: &Path, mark: &str, server: &str) -> Result<String, Failure> {
+    let printed = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await;
+    let printed =
+        printed.map_err(|error| Failure::critical(format!("{}: {error}", program.display())))?;
+    let version = String::from_utf8_lossy(&printed.stdout).into_owned();
+    if !version.contains(mark) {
+        return Err(Failure::usage(format!(
+            "{} is not the server of {server}, by the output of its --version: name another program",
+            program.display()
+        )));
+    }
+    Ok(version)
 }
 
 /// Runs a program to its end. The error has the end of its output.

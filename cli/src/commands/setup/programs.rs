@@ -63,7 +63,7 @@ if _, err := views.Add(ctx, "product-1", 1); err != nil {
 fmt.Println(views.ValueOr(ctx, "product-1", 0))"#,
     ),
 ];
-const NODE: &str = "Node: npm install counterfoil ioredis";
+const NODE: &str = "Node, in a file program.mjs: npm install counterfoil ioredis";
 
 /// Stands for the password of Redis, which is not printed.
 const PASSWORD: &str = "PASSWORD";

@@ -79,6 +79,35 @@ async fn a_new_database_takes_over_and_what_is_pending_is_dropped() {
     assert!(nothing.contains("no family of shop"), "{nothing}");
 }
 
+/// Before the daemon has run, the database knows no family, but Redis may.
+#[tokio::test]
+async fn a_redis_of_another_database_is_found_before_the_daemon_runs() {
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    let other = "its hits in this Redis go to the database of another installation";
+    let own = site.run(&["check"]).await;
+    assert!(!own.out.contains(other), "{own:?}");
+    site.printed(&["add", "shop/views", "a", "3"]).await;
+    let own = site.run(&["check"]).await;
+    assert!(!own.out.contains(other), "{own:?}");
+    make_anew(&site).await;
+    for command in ["check", "setup"] {
+        let found = site.ends_with(2, &[command]).await;
+        let error = format!("error: family shop/views: shop/views: {other}");
+        assert!(found.out.contains(&error), "{found:?}");
+        assert!(found.out.contains("`counterfoil adopt shop`"), "{found:?}");
+        assert!(!found.out.contains("start the daemon"), "{found:?}");
+    }
+    // nothing was registered or dropped
+    let registered = "SELECT COUNT(*) FROM counterfoil_families";
+    assert_eq!(site.number(registered).await, 0);
+    let left = site.json(0, &["adopt", "shop", "--dry-run"]).await;
+    assert_eq!(left["dropped"], 1);
+    site.printed(&["adopt", "shop", "--yes"]).await;
+    let taken = site.run(&["check"]).await;
+    assert!(!taken.out.contains(other), "{taken:?}");
+}
+
 /// The advice is to take over, not to change settings, wherever the error is shown; and the command to
 /// copy names the configuration.
 #[tokio::test]

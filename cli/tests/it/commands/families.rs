@@ -265,9 +265,12 @@ async fn status_names_a_daemon_that_does_not_tell_its_state() {
 
     daemon.signal("KILL");
     daemon.ended().await;
-    let status = site.printed(&["status"]).await;
+    // hits wait for it, which is a warning
+    let status = site.ends_with(1, &["status"]).await.out;
     let gone = "did not tell its state: Connection refused";
-    assert!(status.contains(gone), "{status}");
+    let advice = "Start it with `counterfoil run`";
+    assert!(status.contains(gone) && status.contains(advice), "{status}");
+    site.json(1, &["status"]).await;
 }
 
 #[tokio::test]

@@ -84,6 +84,52 @@ async fn the_example_can_be_taken_as_it_is_printed() {
 }
 
 #[tokio::test]
+async fn completions_offer_what_the_help_shows() {
+    let site = Site::without_tables().await;
+    for shell in ["bash", "zsh", "fish"] {
+        let script = site.printed(&["completions", shell]).await;
+        let words: Vec<_> = script
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+            .collect();
+        for shown in ["healthcheck", "setup", "example-config", "--config"] {
+            let shown = if shell == "fish" {
+                shown.trim_start_matches('-')
+            } else {
+                shown
+            };
+            assert!(words.contains(&shown), "{shell}: {shown}");
+        }
+        for hidden in ["completions", "man"] {
+            assert!(!words.contains(&hidden), "{shell}: {hidden}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_prints_a_text_refuses_json() {
+    let site = Site::without_tables().await;
+    site.configure("");
+    for command in [
+        &["setup"][..],
+        &["setup", "--private"],
+        &["run"],
+        &["example-config"],
+        &["sandbox"],
+        &["completions", "bash"],
+        &["man"],
+    ] {
+        let refused = site.ends_with(3, &[command, &["--json"]].concat()).await;
+        let why = format!("{} prints no JSON: leave out --json", command[0]);
+        assert!(
+            refused.err.contains(&why) && refused.out.is_empty(),
+            "{refused:?}"
+        );
+    }
+    site.json(0, &["init", "--print"]).await;
+    site.json(0, &["scripts", "export", "scripts"]).await;
+}
+
+#[tokio::test]
 async fn each_command_has_a_man_page() {
     let site = Site::without_tables().await;
     let help = site.printed(&["--help"]).await;

@@ -9,6 +9,8 @@ use counterfoil::sqlx::{AssertSqlSafe, Connection, MySqlConnection, raw_sql};
 use counterfoil::{Counterfoil, Family, MemoryStore};
 use tempfile::TempDir;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
+use tokio::net::TcpListener;
+use tokio::process::Command;
 
 use super::terminal::in_terminal;
 use crate::support::{Daemon, Output, Site, eventually};
@@ -23,11 +25,15 @@ struct Fresh {
 
 impl Fresh {
     async fn start() -> Self {
+        Fresh::with(RedisOptions::aof("everysec")).await
+    }
+
+    async fn with(redis: RedisOptions) -> Self {
         let folder = TempDir::new().expect("a folder");
         let users = folder.path().join("users");
         fs::write(&users, "").expect("written");
-        let options = RedisOptions::aof("everysec").arg("aclfile", users.display().to_string());
-        let redis = RedisServer::start(options).await;
+        let redis = redis.arg("aclfile", users.display().to_string());
+        let redis = RedisServer::start(redis).await;
         let mysql = MysqlServer::start().await;
         let (_, pool) = mysql.database("cli").await;
         let site = Site::of(redis, pool, mysql.url("shop"));
@@ -63,13 +69,24 @@ impl Fresh {
         ran.unwrap_or_else(|error| panic!("{statements}: {error}"));
     }
 
+    /// Returns the address in the configuration.
+    fn listen(&self) -> String {
+        let text = self.read("counterfoil.toml");
+        let mut lines = text.lines();
+        let listen = lines.find_map(|line| line.strip_prefix("listen = "));
+        listen.expect("an address").trim_matches('"').to_owned()
+    }
+
+    fn listens_at(&self, address: &str) {
+        let text = self.read("counterfoil.toml");
+        self.site.write(&text.replace(&self.listen(), address));
+    }
+
     /// Counts as an application does that knows the namespace and the name only, and waits for the
     /// row that the daemon writes.
     async fn a_hit_arrives(&self) {
         // by its own name, also where a daemon runs beside this test
-        let text = self.read("counterfoil.toml");
-        let listen = text.replace("127.0.0.1:9292", "127.0.0.1:0");
-        fs::write(self.site.folder().join("counterfoil.toml"), listen).expect("written");
+        self.listens_at("127.0.0.1:0");
         let daemon = self.site.daemon().await;
         daemon.logs(&["started", "families=1"]).await;
         let writer = Counterfoil::new(self.site.redis.manager().await, MemoryStore::new());
@@ -266,10 +283,16 @@ async fn what_the_user_may_not_do_is_printed_for_an_administrator() {
         .expect("SQL");
     let (statements, rest) = statements.split_once("# pair main: ").expect("an ACL");
     assert!(
-        rest.contains("\nACL SETUSER counter reset on >PASSWORD ~cf1:wanted ~cf1:{"),
+        // the user exists, and keeps its password and its other rights
+        rest.contains("\nACL SETUSER counter ~cf1:wanted ~cf1:{") && !rest.contains("PASSWORD"),
         "{rest}"
     );
     fresh.sql(statements).await;
+    let acl = fresh.site.run(&["acl", "daemon"]).await;
+    assert!(
+        acl.code == 0 && acl.out.contains("\nACL SETUSER counter ~cf1:wanted "),
+        "{acl:?}"
+    );
 
     let done = fresh.site.run(&["setup"]).await;
     assert_eq!(done.code, 0, "{done:#?}");
@@ -410,6 +433,12 @@ async fn private_servers_run_until_a_signal_and_continue_with_their_data() {
 async fn the_printed_programs_are_those_of_the_packages() {
     let fresh = Fresh::start().await;
     let printed = fresh.set_up(&[]).await.out;
+    let page = format!("http://{}", fresh.listen());
+    // Node runs `import` and a top-level `await` in a file of this name without package.json
+    assert!(
+        printed.contains("# Node, in a file program.mjs: npm"),
+        "{printed}"
+    );
     let (_, programs) = printed.split_once("\n# ").expect("programs");
     let programs: Vec<_> = programs.split("\n# ").collect();
     let socket = format!(
@@ -459,7 +488,7 @@ async fn the_printed_programs_are_those_of_the_packages() {
             for (address, named) in [
                 (&socket, redis.trim_end_matches(',')),
                 (&path, redis),
-                (&"http://127.0.0.1:9292".to_owned(), daemon),
+                (&page, daemon),
             ] {
                 for literal in quoted(address) {
                     line = line.replace(&literal, named);
@@ -472,5 +501,203 @@ async fn the_printed_programs_are_those_of_the_packages() {
             lines += 1;
         }
         assert!(lines >= 5, "{head}: {program}");
+    }
+}
+
+/// Each message says once what was wrong, where, and what to do.
+#[tokio::test]
+async fn what_is_wrong_with_a_server_is_said_once() {
+    let fresh = Fresh::start().await;
+    let (redis, mysql) = (fresh.site.redis.url(), fresh.mysql.url("shop"));
+    fresh
+        .sql("CREATE USER known@localhost IDENTIFIED BY 'right'")
+        .await;
+    let user = "ACL SETUSER known on >right ~* +@all";
+    fresh.site.redis.run::<()>(user).await.expect("set");
+    let refused = format!("{redis}?user=known&pass=wrong");
+    let unknown = mysql.replace("root@", "known:wrong@");
+    let nowhere = "redis+unix:///nowhere/redis.sock";
+    let socket = fresh.site.redis.socket().display().to_string();
+    let login = format!("Redis at {socket} refuses the user \"known\" with this password");
+    for (redis, mysql, code, what, to_do) in [
+        (
+            &*refused,
+            &*mysql,
+            2,
+            &*login,
+            "Correct the user or the password",
+        ),
+        (
+            nowhere,
+            &mysql,
+            2,
+            "Redis at /nowhere/redis.sock: No such",
+            "Check that it runs",
+        ),
+        (
+            &redis,
+            &unknown,
+            2,
+            "Access denied for user",
+            "Correct the user or the password",
+        ),
+        (
+            "localhost:6379",
+            &mysql,
+            3,
+            "URL of a Redis",
+            "such as redis://localhost:6379",
+        ),
+        (
+            &redis,
+            "localhost:3306/shop",
+            3,
+            "mysql: expected a URL",
+            "mysql://USER@HOST/DATABASE",
+        ),
+    ] {
+        let failed = ["setup", "--redis", redis, "--mysql", mysql];
+        let failed = fresh.site.ends_with(code, &failed).await;
+        let err = &failed.err;
+        assert_eq!(err.matches(what).count(), 1, "{failed:?}");
+        assert!(
+            err.contains(to_do) && err.lines().count() == 1,
+            "{failed:?}"
+        );
+        assert!(!err.contains("..") && !err.contains("wrong"), "{failed:?}");
+    }
+
+    let password = "CONFIG SET requirepass secret";
+    fresh.site.redis.run::<()>(password).await.expect("set");
+    let missing = ["setup", "--redis", &redis, "--mysql", &mysql];
+    let missing = fresh.site.ends_with(2, &missing).await;
+    assert!(missing.err.contains("wants a password"), "{missing:?}");
+    assert!(!missing.err.contains("NOAUTH"), "{missing:?}");
+    fresh.site.configure("");
+    let check = fresh.site.ends_with(2, &["check"]).await;
+    assert!(
+        check
+            .out
+            .contains("rejected the credentials: it wants a password. Correct"),
+        "{check:?}"
+    );
+
+    for option in ["--redis-server", "--mysql-server"] {
+        let other = ["setup", "--private", option, "/bin/true"];
+        let other = fresh.site.ends_with(3, &other).await;
+        let what = "counterfoil: /bin/true is not the server of";
+        assert!(other.err.contains(what), "{other:?}");
+    }
+}
+
+/// Redis's default. What it may lose is a warning, which does not keep the daemon from running.
+#[tokio::test]
+async fn a_redis_with_snapshots_only_is_set_up_with_a_warning() {
+    let fresh = Fresh::with(RedisOptions::volatile().arg("save", "3600 1")).await;
+    let done = fresh.set_up(&[]).await;
+    assert_eq!(done.code, 0, "{done:#?}");
+    assert!(done.out.contains("pair main: warning: redis"), "{done:#?}");
+    let check = fresh.site.ends_with(1, &["check"]).await;
+    assert!(check.out.contains("appendonly"), "{check:?}");
+    fresh.a_hit_arrives().await;
+}
+
+#[tokio::test]
+async fn a_port_in_use_is_found_before_the_daemon_runs() {
+    let fresh = Fresh::start().await;
+    // held here unless another program has it
+    let _usual = TcpListener::bind("127.0.0.1:9292").await;
+    let done = fresh.set_up(&[]).await;
+    assert_eq!(done.code, 0, "{done:#?}");
+    let listen = fresh.listen();
+    assert_ne!(listen, "127.0.0.1:9292");
+    let said = format!("the daemon will listen at {listen}\n");
+    assert!(done.out.contains(&said), "{done:#?}");
+
+    let other = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = other.local_addr().expect("its address").to_string();
+    // it is no daemon: it ends each connection
+    tokio::spawn(async move { while other.accept().await.is_ok() {} });
+    fresh.listens_at(&address);
+    let warning = format!("warning: listen: another program listens at {address}");
+    let check = fresh.site.ends_with(1, &["check"]).await;
+    assert!(check.out.contains(&warning), "{check:?}");
+    let again = fresh.site.run(&["setup"]).await;
+    assert!(again.out.contains(&warning), "{again:?}");
+
+    fresh.listens_at("127.0.0.1:0");
+    let daemon = fresh.site.daemon().await;
+    fresh.site.listens_at(&daemon);
+    let check = fresh.site.run(&["check"]).await;
+    assert!(!check.out.contains("listen: "), "{check:?}");
+    // a file that is replaced keeps its address
+    let listen = fresh.listen();
+    let replaced = fresh.set_up(&["--overwrite"]).await;
+    assert_eq!(
+        (replaced.code, fresh.listen()),
+        (0, listen),
+        "{replaced:#?}"
+    );
+}
+
+/// A launcher passes how it was called: its own name is not on PATH.
+#[tokio::test]
+async fn advice_names_the_program_as_it_was_called() {
+    let fresh = Fresh::start().await;
+    let called = [("COUNTERFOIL_PROGRAM", "npx counterfoil-daemon")];
+    let (redis, mysql) = (fresh.site.redis.url(), fresh.mysql.url("shop"));
+    let args = ["setup", "--redis", &redis, "--mysql", &mysql];
+    let done = fresh.site.run_with(&args, &called).await;
+    assert_eq!(done.code, 0, "{done:#?}");
+    let start = "start the daemon: `npx counterfoil-daemon run`\n";
+    assert!(done.out.contains(start), "{done:#?}");
+    assert!(!done.out.contains("`counterfoil "), "{done:#?}");
+}
+
+#[tokio::test]
+async fn the_launcher_of_npm_names_npx() {
+    let site = Site::without_tables().await;
+    let launcher = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../packaging/npm/bin/counterfoil"
+    );
+    let package = site.folder().join("counterfoil-daemon");
+    // as npm installs it, with a binary that shows the variable
+    for (folder, program) in [
+        (
+            "counterfoil-daemon",
+            fs::read_to_string(launcher).expect("the launcher"),
+        ),
+        (
+            "counterfoil-daemon-linux-x64",
+            "#!/bin/sh\necho \"$COUNTERFOIL_PROGRAM\"\n".to_owned(),
+        ),
+        (
+            "counterfoil-daemon-linux-arm64",
+            "#!/bin/sh\necho \"$COUNTERFOIL_PROGRAM\"\n".to_owned(),
+        ),
+    ] {
+        let bin = site.folder().join(folder).join("bin");
+        fs::create_dir_all(&bin).expect("a folder");
+        fs::write(bin.join("counterfoil"), program).expect("written");
+        let mode = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(bin.join("counterfoil"), mode).expect("set");
+    }
+    for (by_npm, shown) in [(Some("exec"), "npx counterfoil-daemon\n"), (None, "\n")] {
+        let mut started = Command::new("/bin/sh");
+        started.arg(package.join("bin/counterfoil"));
+        started
+            .env_remove("npm_command")
+            .env_remove("COUNTERFOIL_PROGRAM");
+        started.envs(by_npm.map(|command| ("npm_command", command)));
+        let ended = started.output().await.expect("it runs");
+        if !cfg!(all(
+            target_os = "linux",
+            any(target_arch = "x86_64", target_arch = "aarch64")
+        )) {
+            println!("skipped: npm has no binary for this platform");
+            return;
+        }
+        assert_eq!(String::from_utf8_lossy(&ended.stdout), shown, "{ended:?}");
     }
 }
