@@ -618,7 +618,7 @@ fn beyond_this_machine_tls_is_required() {
         ),
         (mysql("mysql://localhost"), "names no database"),
         (mysql("mysql://localhost/"), "names no database"),
-        (mysql("postgres://localhost/b"), "not mysql://"),
+        (mysql("postgres://localhost/b"), "such as mysql://"),
         (
             mysql("mysql://localhost/b?ssl-ca=none.pem"),
             "none.pem: No such file",

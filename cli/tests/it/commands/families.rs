@@ -404,6 +404,8 @@ async fn a_family_of_several_pairs_is_found_in_the_pair_that_describes_it() {
         format!("[[family]]\nname = \"{name}\"\nkind = \"buffered\"\npair = \"{pair}\"\n")
     };
     let of = [
+        // no daemon runs
+        "listen = \"off\"\n".to_owned(),
         pair("one"),
         pair("two"),
         family("one", "a/b"),
