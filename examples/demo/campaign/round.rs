@@ -59,7 +59,7 @@ impl Round {
                 strikes
             };
             let (reads, strikes, ()) = try_join!(read, strike, outside)?;
-            Ok::<_, crate::BoxError>((reads, strikes, stage.settle().await?))
+            Ok::<_, crate::BoxError>((reads, strikes, stage.settle().await))
         };
         let (reads, strikes, settled) = tokio::select! {
             played = play => played?,
@@ -76,7 +76,10 @@ impl Round {
             *outcome.faults.entry(strike.fault.name()).or_default() += 1;
         }
         outcome.note_reads(reads);
-        outcome.compare(settled, plant);
+        match settled {
+            Ok(settled) => outcome.compare(settled, plant),
+            Err(error) => outcome.failed = Some(error.to_string()),
+        }
         if !outcome.is_exact() {
             for Strike { fault, begun, end } in strikes {
                 eprintln!("{begun} to {end}: {}", fault.name());
