@@ -302,13 +302,16 @@ fn found(run: &Run) -> String {
         faults += round.faults();
         if !round.is_exact() {
             let what = match &round.failed {
-                Some(failed) => failed.lines().next().unwrap_or_default().to_owned(),
+                Some(failed) => failed.split(": ").next().unwrap_or_default().to_owned(),
+                None if round.unreported > 0 => {
+                    format!("{} set-backs of MySQL without a report", round.unreported)
+                }
                 None => format!(
                     "{} lost, {} doubled, {} values wrong",
                     round.lost, round.doubled, round.wrong
                 ),
             };
-            return format!("after {faults} faults: {what}");
+            return format!("round {}, after {faults} faults: {what}", round.number);
         }
     }
     format!("not in {} rounds and {faults} faults", run.rounds.len())

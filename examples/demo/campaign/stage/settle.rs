@@ -80,7 +80,8 @@ impl Stage<'_> {
                 testkit::keep();
                 let pending = self.redis.pending().await?.join(", ");
                 let rejects = families::rejects(&self.pool).await?;
-                return Err(wedged(&format!("pending: {pending}, and {rejects} rejects")).into());
+                let why = wedged("not everything is in MySQL");
+                return Err(format!("{why}: {pending}, and {rejects} rejects").into());
             };
             saved?;
         }
