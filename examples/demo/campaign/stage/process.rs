@@ -63,7 +63,8 @@ impl Stage<'_> {
                     pause(random).await;
                     self.reconcilers.signal_one("STOP");
                     proxy.delay_replies(Duration::ZERO);
-                    sleep(LEASE).await;
+                    // a run may be continued after its lease and the limit of a step
+                    sleep(2 * LEASE).await;
                     pause(random).await;
                     self.reconcilers.signal_one("CONT");
                 }
