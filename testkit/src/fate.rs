@@ -30,7 +30,7 @@ pub enum Fate {
     },
 }
 
-/// Whether a fate is that of a call.
+/// Decides whether a fate is that of a call.
 type IsFated = Box<dyn Fn(&[u8]) -> bool + Send>;
 
 /// The fates of future requests, each that of the next request with a call that suits it.
@@ -93,6 +93,7 @@ fn header(bytes: &[u8], first: u8) -> Option<(usize, usize)> {
     Some((number, end + 2))
 }
 
+/// Returns whether a request or call contains the mark.
 pub fn contains(bytes: &[u8], mark: &[u8]) -> bool {
     bytes.windows(mark.len()).any(|window| window == mark)
 }

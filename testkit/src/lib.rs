@@ -78,7 +78,7 @@ mod sentinel;
 pub use self::certificates::Certificates;
 pub use self::cluster::{RedisCluster, SLOTS};
 pub use self::disk::Disk;
-pub use self::fate::Fate;
+pub use self::fate::{Fate, contains};
 pub use self::fpm::{Fpm, signal_workers};
 pub use self::mysql::{Backup, MysqlServer, Stranger};
 pub use self::package::{Package, Sample};

@@ -10,7 +10,7 @@ use url::Url;
 use super::secret::Secrets;
 use super::tls::{NO_TLS, TlsRule, Transport};
 
-/// How the URL of a database begins.
+/// The beginnings of a database's URL.
 const SCHEMES: [&str; 2] = ["mysql://", "mariadb://"];
 
 /// Parses the URL of the database of a pair, whose credentials begin with `prefix`. No error

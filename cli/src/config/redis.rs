@@ -30,7 +30,7 @@ impl TryFrom<toml::Value> for RedisUrls {
     }
 }
 
-/// How the URL of a Redis begins.
+/// The beginnings of a Redis's URL.
 const SCHEMES: [&str; 7] = [
     "redis://",
     "rediss://",

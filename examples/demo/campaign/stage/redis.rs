@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use testkit::{Fate, RedisServer};
+use testkit::{Fate, RedisServer, contains};
 use tokio::time::{Instant, sleep};
 
 use super::super::fault::Fault;
@@ -153,17 +153,12 @@ impl Stage<'_> {
 /// Returns whether a call counts hits, but no votes: no late call of a cached counter outlives a set-back
 /// (docs/protocol.md, 4.2).
 fn is_count(call: &[u8]) -> bool {
-    has(call, "EVALSHA") && has(call, "}:calls") && !has(call, "/votes/")
+    contains(call, b"EVALSHA") && contains(call, b"}:calls") && !contains(call, b"/votes/")
 }
 
 /// Returns whether a call is a reconciler's, of a batch other than of votes.
 fn is_of_batch(call: &[u8]) -> bool {
-    has(call, "EVALSHA") && has(call, "}:batch") && !has(call, "/votes/")
-}
-
-fn has(call: &[u8], mark: &str) -> bool {
-    let mut parts = call.windows(mark.len());
-    parts.any(|part| part == mark.as_bytes())
+    contains(call, b"EVALSHA") && contains(call, b"}:batch") && !contains(call, b"/votes/")
 }
 
 async fn strike_server(server: &RedisServer, fault: Fault, random: &mut Random) -> Result<()> {
