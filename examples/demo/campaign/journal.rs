@@ -212,6 +212,9 @@ impl Journals {
                 self.open.insert(hit, end);
             } else if let Some(opened) = self.open.remove(&hit) {
                 first = opened;
+            } else {
+                // another call of it has been acknowledged
+                return Ok(());
             }
         }
         let counted = self.counters.entry((family, id)).or_default();

@@ -89,8 +89,9 @@ impl Windows {
     fn crash(&mut self, home: Home, from: Ms, crashed: Ms) {
         let (home, to) = (Some(home), None);
         if let Some(before) = self.last_crash(home) {
-            // if the partition is still set back, the new window begins at the same batch
-            before.to = before.to.or(Some(before.crashed));
+            // A partition that is still set back may have cut batches whose numbers MySQL has. They look
+            // stored, so the new window may begin after them.
+            before.to = before.to.or(Some(before.end().min(crashed)));
         }
         self.0.push(Window {
             cause: Cause::Redis,
