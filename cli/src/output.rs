@@ -1,10 +1,10 @@
 //! The output of commands: for people, or as JSON. Text that others wrote, such as an id, can
 //! neither control the terminal nor change the order of what surrounds it.
 
-use std::env;
 use std::io::{self, BufRead, BufWriter, ErrorKind, IsTerminal, Write};
-use std::path::Path;
+use std::path::{self, Path};
 use std::sync::{LazyLock, OnceLock};
+use std::{env, fs};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -13,14 +13,17 @@ use crate::exit::{Exit, Failure};
 
 /// The configuration file that this process reads by default.
 pub const DEFAULT_CONFIG: &str = "counterfoil.toml";
-/// The variable by which a launcher passes how it was called, such as `npx counterfoil-daemon`.
+/// The program's name in the texts of this program.
+const NAME: &str = "counterfoil";
+/// The variable by which a launcher passes how it was called: `npx counterfoil-daemon`, or its path.
 const CALLED: &str = "COUNTERFOIL_PROGRAM";
 /// The program with the option for this process's configuration file, if that is another file.
 static PROGRAM: OnceLock<String> = OnceLock::new();
 /// The program as it was called.
 static CALLED_AS: LazyLock<String> = LazyLock::new(|| {
-    let called = env::var(CALLED).ok().filter(|called| !called.is_empty());
-    called.unwrap_or_else(|| "counterfoil".to_owned())
+    let passed = env::var(CALLED).ok().filter(|called| !called.is_empty());
+    let called = passed.or_else(|| env::args().next());
+    called.map_or_else(|| NAME.to_owned(), |called| shown(&called))
 });
 /// The commands that read no configuration.
 const WITHOUT_CONFIG: [&str; 3] = ["example-config", "init --print", "setup --private"];
@@ -34,13 +37,38 @@ pub fn show_config(path: &Path) {
     }
 }
 
-fn with_config(called: &str, file: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte);
-    if file.bytes().all(is_plain) {
-        format!("{called} --config {file}")
-    } else {
-        format!("{called} --config '{}'", file.replace('\'', "'\\''"))
+/// Returns how a shell in any folder calls a program that was called like this. A path becomes the
+/// file's name if PATH leads to the same file.
+fn shown(called: &str) -> String {
+    let path = Path::new(called);
+    let (true, Some(name)) = (called.contains('/'), path.file_name()) else {
+        return called.to_owned();
+    };
+    let folders = env::var_os("PATH").unwrap_or_default();
+    let first = env::split_paths(&folders)
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file());
+    match (first.map(fs::canonicalize), fs::canonicalize(path)) {
+        (Some(Ok(first)), Ok(own)) if first == own => in_shell(&name.to_string_lossy()),
+        _ => {
+            let absolute = path::absolute(path).unwrap_or_else(|_| path.to_owned());
+            in_shell(&absolute.display().to_string())
+        }
     }
+}
+
+/// Returns a word of a shell.
+fn in_shell(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+:@%".contains(&byte);
+    if word.bytes().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+fn with_config(called: &str, file: &str) -> String {
+    format!("{called} --config {}", in_shell(file))
 }
 
 fn program() -> &'static str {

@@ -151,6 +151,8 @@ impl Site {
     pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
         command
+            // advice then names it like this, wherever it was built
+            .arg0("counterfoil")
             .current_dir(self.folder.path())
             .env_remove("RUST_LOG")
             .stdin(Stdio::null())
