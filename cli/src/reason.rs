@@ -188,7 +188,7 @@ impl From<Error> for Reason {
     }
 }
 
-/// Returns the text of an error with its causes, to which a sentence may be added. That Redis refuses
+/// Returns the text of an error with its causes in one line, to which a sentence may be added. That Redis refuses
 /// a login is said once: its own reply says no more, except that a password is missing.
 pub fn text_of(error: &Error) -> String {
     let outer = error.to_string();
@@ -198,7 +198,8 @@ pub fn text_of(error: &Error) -> String {
             _ => outer,
         };
     }
-    format!("{error:#}").trim_end_matches('.').to_owned()
+    let lines: Vec<_> = format!("{error:#}").lines().map(str::to_owned).collect();
+    lines.join(" ").trim_end_matches([' ', '.']).to_owned()
 }
 
 /// The error of a connection to MySQL that is not the library's, such as that of a probe.

@@ -9,6 +9,7 @@ use indexmap::IndexSet;
 use serde_json::json;
 
 use super::Context;
+use super::setup::mysql::Mysql;
 use crate::arguments::{PrivilegesOf, RoleName};
 use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
@@ -61,7 +62,7 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in &context.config.pairs {
         let (name, user) = (&pair.name, user(of, pair.redis.user())?);
-        let rules = rules(pair, of.role).await?;
+        let rules = rules(pair, &Families::read(pair).await?, of.role)?;
         lines.extend(if user == pair.redis.user() && exists(pair).await {
             additions(pair, &rules)
         } else {
@@ -93,12 +94,15 @@ pub fn additions(pair: &PairConfig, rules: &[String]) -> [String; 2] {
 }
 
 /// Returns the rules of an ACL, key patterns first.
-pub async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure> {
-    let (single, patterns) = read_families(pair).await?;
+pub fn rules(
+    pair: &PairConfig,
+    Families { single, patterns }: &Families<'_>,
+    role: RoleName,
+) -> Result<Vec<String>, Failure> {
     let mut rules = BTreeSet::new();
     for role in role.roles() {
-        rules.extend(acl_rules(&single, *role));
-        for pattern in &patterns {
+        rules.extend(acl_rules(single, *role));
+        for pattern in patterns {
             // the key pattern of the sample is replaced by one for all families of the pattern
             let mut of_sample = acl_rules(&[pattern.sample()?], *role);
             of_sample.retain(|rule| !rule.starts_with("~cf1:{"));
@@ -125,8 +129,14 @@ pub async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Fai
 pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in &context.config.pairs {
-        let (name, user) = (&pair.name, user(of, pair.mysql.get_username())?);
-        let statements = statements(pair, of.role, &user).await?;
+        let (name, mut user) = (&pair.name, user(of, pair.mysql.get_username())?);
+        if of.user.is_none() && user == pair.mysql.get_username() {
+            // it may exist for one host, and the statements are for that account
+            if let Ok(server) = Mysql::connect(&pair.mysql).await {
+                user = server.account();
+            }
+        }
+        let statements = statements(pair, &Families::read(pair).await?, of.role, &user)?;
         lines.push(if statements.is_empty() {
             format!("-- pair {name}: needs no privileges in MySQL")
         } else {
@@ -139,13 +149,14 @@ pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failur
 }
 
 /// Returns the statements for a user, each once: two roles, or two recounts, may need the same one.
-pub async fn statements(
+pub fn statements(
     pair: &PairConfig,
+    Families { single, patterns }: &Families<'_>,
     role: RoleName,
     user: &str,
 ) -> Result<IndexSet<String>, Failure> {
     let schema = pair.mysql.get_database().unwrap_or_default();
-    let (mut all, patterns) = read_families(pair).await?;
+    let mut all = single.clone();
     for pattern in patterns {
         all.push(pattern.sample()?);
     }
@@ -171,37 +182,45 @@ pub async fn statements(
     Ok(lines)
 }
 
-/// Returns the single families of the file and of the database, if it is reachable, and the
-/// patterns of the file.
-async fn read_families(pair: &PairConfig) -> Result<(Vec<Family>, Vec<&FamilyConfig>), Failure> {
-    let (patterns, single): (Vec<_>, Vec<_>) =
-        pair.families.iter().partition(|family| family.is_pattern());
-    let mut families = Vec::new();
-    for family in single {
-        families.push(family.sample()?);
-    }
-    match in_time(families::read_registered(&pair::store(pair)?)).await {
-        Ok((registered, _)) => {
-            for Registration { family, .. } in registered {
-                if pair.family(&family.to_string()).is_none() {
-                    families.push(family);
+/// The families of a pair for which privileges are needed.
+pub struct Families<'p> {
+    /// Those of the file, and of the database if it is reachable.
+    single: Vec<Family>,
+    /// The patterns of the file.
+    patterns: Vec<&'p FamilyConfig>,
+}
+
+impl<'p> Families<'p> {
+    pub async fn read(pair: &'p PairConfig) -> Result<Self, Failure> {
+        let (patterns, configured): (Vec<_>, Vec<_>) =
+            pair.families.iter().partition(|family| family.is_pattern());
+        let mut single = Vec::new();
+        for family in configured {
+            single.push(family.sample()?);
+        }
+        match in_time(families::read_registered(&pair::store(pair)?)).await {
+            Ok((registered, _)) => {
+                for Registration { family, .. } in registered {
+                    if pair.family(&family.to_string()).is_none() {
+                        single.push(family);
+                    }
                 }
             }
+            Err(why) => {
+                let name = &pair.name;
+                print_message(&format!(
+                    "pair {name}: without the families that only the database knows: {why}"
+                ));
+            }
         }
-        Err(why) => {
-            let name = &pair.name;
-            print_message(&format!(
-                "pair {name}: without the families that only the database knows: {why}"
-            ));
+        if single.is_empty() && patterns.is_empty() {
+            return Err(Failure::usage(format!(
+                "pair {}: no families, so no privileges are needed",
+                pair.name
+            )));
         }
+        Ok(Families { single, patterns })
     }
-    if families.is_empty() && patterns.is_empty() {
-        return Err(Failure::usage(format!(
-            "pair {}: no families, so no privileges are needed",
-            pair.name
-        )));
-    }
-    Ok((families, patterns))
 }
 
 impl RoleName {

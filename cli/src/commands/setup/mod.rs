@@ -2,7 +2,7 @@
 //! done, so a run that failed is continued by another one.
 
 mod files;
-mod mysql;
+pub(super) mod mysql;
 mod private;
 mod programs;
 mod redis;
@@ -24,6 +24,7 @@ use self::mysql::Mysql;
 use self::private::{Folder, Servers};
 use self::redis::Redis;
 use self::urls::Login;
+use super::privileges::Families;
 use super::{Context, privileges, servers};
 use crate::arguments::{RoleName, Setup};
 use crate::config::{Config, EXAMPLE, PairConfig};
@@ -32,8 +33,8 @@ use crate::exit::{Exit, Failure};
 use crate::output::{Output, print_message, show_config, with_commands, without_controls};
 use crate::signals;
 
-/// The address of the daemon in a new configuration.
-const LISTEN: &str = "127.0.0.1:9292";
+/// The port of the daemon in a new configuration.
+const PORT: u16 = 9292;
 /// The sockets of packages and of the servers' own defaults.
 const REDIS_SOCKETS: [&str; 3] = [
     "/run/redis/redis-server.sock",
@@ -63,7 +64,7 @@ pub async fn run(config: &Path, named: Option<String>, setup: &Setup) -> Result<
 fn listen_of(config: &Path) -> String {
     let replaced = Config::read(config).ok().and_then(|config| config.http);
     replaced.map_or_else(
-        || private::free_address(LISTEN),
+        || private::free_address(PORT),
         |http| http.listen.to_string(),
     )
 }
@@ -94,7 +95,7 @@ async fn prepare(folder: &Folder, servers: &mut Servers, setup: &Setup) -> Resul
     let redis = Some(redis.await?);
     let mysql = servers.start_mysql(path, namespace, setup.mysql_server.as_deref());
     let mysql = Some(mysql.await?);
-    let listen = private::free_address(LISTEN);
+    let listen = private::free_address(PORT);
     match set_up(&config, None, setup, Given { redis, mysql }, &listen).await? {
         Exit::Ok => Config::read(&config).map_err(Failure::usage),
         _ => Err(Failure::critical("the private servers are not set up")),
@@ -299,19 +300,15 @@ async fn set_up(
     let may_grant = set_up_mysql(pair, &own).await?;
     set_up_redis(pair, &own).await?;
     if servers::check(&context).await? == Exit::Critical {
-        if !may_grant {
-            print_for_administrator_of_mysql(pair).await?;
+        let user = own.redis.user();
+        let of_redis = user == pair.redis.user() && user != "default";
+        let mut correct = "correct this, and run `counterfoil setup` again";
+        if of_redis || !may_grant {
+            print_for_administrators(pair, !may_grant, of_redis).await?;
+            correct = "correct this, or name an administrator's URL with --mysql and --redis, and run \
+                       `counterfoil setup` again";
         }
-        if own.redis.user() == pair.redis.user() && own.redis.user() != "default" {
-            let rules = privileges::rules(pair, RoleName::Daemon).await?;
-            for line in privileges::additions(pair, &rules) {
-                say(&line);
-            }
-        }
-        say(
-            "correct this, or name an administrator's URL with --mysql and --redis, and run \
-             `counterfoil setup` again",
-        );
+        say(correct);
         return Ok(Exit::Critical);
     }
     if !setup.private {
@@ -377,7 +374,7 @@ async fn write_configuration(
     Config::of_text(&text, files::folder(path)).map_err(Failure::usage)?;
     files::write_config(path, &text)?;
     say(&format!("wrote {}", path.display()));
-    if listen != LISTEN && !setup.private {
+    if !listen.ends_with(&format!(":{PORT}")) && !setup.private {
         say(&format!("the daemon will listen at {listen}"));
     }
     Ok(())
@@ -395,7 +392,8 @@ async fn set_up_redis(pair: &PairConfig, own: &PairConfig) -> Result<(), Failure
         mysql: own.mysql.clone(),
         ..pair.clone()
     };
-    let rules = privileges::rules(&families, RoleName::Daemon).await?;
+    let needed = Families::read(&families).await?;
+    let rules = privileges::rules(&families, &needed, RoleName::Daemon)?;
     let created = redis.create_user(pair, &rules).await?;
     let done = if created { "has the new" } else { "has the" };
     say(&format!(
@@ -430,7 +428,8 @@ async fn set_up_mysql(pair: &PairConfig, own: &PairConfig) -> Result<bool, Failu
         return server.may_create_users().await;
     }
     let (account, created) = server.create_user(&pair.mysql).await?;
-    let statements = privileges::statements(own, RoleName::Daemon, &account).await?;
+    let needed = Families::read(own).await?;
+    let statements = privileges::statements(own, &needed, RoleName::Daemon, &account)?;
     for statement in &statements {
         if statement.starts_with("--") {
             say(statement);
@@ -443,16 +442,29 @@ async fn set_up_mysql(pair: &PairConfig, own: &PairConfig) -> Result<bool, Failu
     Ok(true)
 }
 
-/// Prints what an administrator of MySQL runs for the user of the configuration.
-async fn print_for_administrator_of_mysql(pair: &PairConfig) -> Result<(), Failure> {
-    let account = Mysql::connect(&pair.mysql).await?.account();
-    let database = pair.mysql.get_database().unwrap_or_default();
-    say("-- for an administrator of MySQL");
-    say(&format!("{};", mysql::create_database(database)));
-    say(&format!("USE {};", mysql::quoted(database)));
-    say(MysqlStore::schema().trim_end());
-    for statement in privileges::statements(pair, RoleName::Daemon, &account).await? {
-        say(&statement);
+/// Prints what administrators of MySQL and of Redis run for the users of the configuration.
+async fn print_for_administrators(
+    pair: &PairConfig,
+    of_mysql: bool,
+    of_redis: bool,
+) -> Result<(), Failure> {
+    let needed = Families::read(pair).await?;
+    if of_mysql {
+        let account = Mysql::connect(&pair.mysql).await?.account();
+        let database = pair.mysql.get_database().unwrap_or_default();
+        say("-- for an administrator of MySQL");
+        say(&format!("{};", mysql::create_database(database)));
+        say(&format!("USE {};", mysql::quoted(database)));
+        say(MysqlStore::schema().trim_end());
+        for statement in privileges::statements(pair, &needed, RoleName::Daemon, &account)? {
+            say(&statement);
+        }
+    }
+    if of_redis {
+        let rules = privileges::rules(pair, &needed, RoleName::Daemon)?;
+        for line in privileges::additions(pair, &rules) {
+            say(&line);
+        }
     }
     Ok(())
 }

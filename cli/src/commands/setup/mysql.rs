@@ -1,11 +1,14 @@
 //! MySQL as an administrator: the database, the daemon's user, and its privileges.
 
+use std::io;
+
 use counterfoil::sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlDatabaseError};
 use counterfoil::sqlx::{self, AssertSqlSafe, ConnectOptions, Error};
 use percent_encoding::percent_decode_str;
+use tokio::time::timeout;
 
 use crate::exit::Failure;
-use crate::limits::in_time;
+use crate::limits::{TIMEOUT, in_time};
 
 /// A schema that every user may select: the pair's may not exist, or not be granted yet.
 const ANY_SCHEMA: &str = "information_schema";
@@ -39,9 +42,10 @@ impl Mysql {
     pub async fn connect(options: &MySqlConnectOptions) -> Result<Self, Failure> {
         let failed = |why| Failure::critical(format!("MySQL at {}: {why}", place(options)));
         let options = options.clone().database(ANY_SCHEMA);
-        let mut connection = in_time(async { options.connect().await.map_err(reason) })
-            .await
-            .map_err(failed)?;
+        let connected = timeout(TIMEOUT, options.connect()).await;
+        let mut connection = connected
+            .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+            .map_err(|error| failed(reason(error)))?;
         let account: String =
             in_time(sqlx::query_scalar("SELECT CURRENT_USER()").fetch_one(&mut connection))
                 .await

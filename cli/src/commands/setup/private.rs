@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -26,6 +26,8 @@ const FOLDERS: [&str; 3] = ["/usr/sbin", "/usr/local/sbin", "/usr/libexec"];
 const STARTING: Duration = Duration::from_secs(60);
 const STOPPING: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(20);
+/// The number of ports that are tried, from the usual one on.
+const PORTS: u16 = 100;
 /// The maximum length of a socket's path on macOS, with its final zero. Linux allows 4 more.
 const SOCKET_LIMIT: usize = 104;
 /// The number of lines of a log that a failure shows.
@@ -356,12 +358,13 @@ fn find(named: Option<&Path>, names: &[&str], advice: &str) -> Result<PathBuf, F
         })
 }
 
-/// Returns the daemon's usual address, or another port if that is in use.
-pub fn free_address(usual: &str) -> String {
-    let bind = |address: SocketAddr| TcpListener::bind(address)?.local_addr();
-    let usual = usual.parse().map_err(io::Error::other).and_then(bind);
-    let any = || bind((Ipv4Addr::LOCALHOST, 0).into());
-    match usual.or_else(|_| any()) {
+/// Returns an address of this machine with the daemon's usual port, or with the first one after it
+/// that is free. Of the ports that the system would choose, a connection to another machine may have
+/// it when the daemon starts again.
+pub fn free_address(usual: u16) -> String {
+    let bind = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port))?.local_addr();
+    let after = (usual..usual.saturating_add(PORTS)).find_map(|port| bind(port).ok());
+    match after.map_or_else(|| bind(0), Ok) {
         Ok(address) => address.to_string(),
         Err(_) => "off".to_owned(),
     }

@@ -24,6 +24,13 @@ fn unusable(place: &str, user: &str, error: &RedisError) -> Failure {
             "Redis at {place} refuses the user {user:?} with this password. Correct the user or the \
              password in its URL"
         ),
+        _ if matches!(
+            error.kind(),
+            ErrorKind::Parse | ErrorKind::UnexpectedReturnType
+        ) =>
+        {
+            format!("{place} does not reply as Redis does. Correct the address in its URL")
+        }
         _ => format!("Redis at {place}: {error}. Check that it runs, and its address"),
     })
 }

@@ -97,6 +97,8 @@ async fn a_redis_of_another_database_is_found_before_the_daemon_runs() {
         assert!(found.out.contains(&error), "{found:?}");
         assert!(found.out.contains("`counterfoil adopt shop`"), "{found:?}");
         assert!(!found.out.contains("start the daemon"), "{found:?}");
+        // who set it up has all rights
+        assert!(!found.out.contains("administrator"), "{found:?}");
     }
     // nothing was registered or dropped
     let registered = "SELECT COUNT(*) FROM counterfoil_families";

@@ -1,14 +1,15 @@
 //! setup: on given servers as an administrator or not, again, and on private servers.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Stdio;
+use std::{env, fs};
 
 use counterfoil::sqlx::{AssertSqlSafe, Connection, MySqlConnection, raw_sql};
 use counterfoil::{Counterfoil, Family, MemoryStore};
 use tempfile::TempDir;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 use tokio::process::Command;
 
@@ -287,7 +288,16 @@ async fn what_the_user_may_not_do_is_printed_for_an_administrator() {
         rest.contains("\nACL SETUSER counter ~cf1:wanted ~cf1:{") && !rest.contains("PASSWORD"),
         "{rest}"
     );
+    let said: Vec<_> = printed.err.lines().collect();
+    let is_once = |line| said.iter().filter(|said| *said == line).count() == 1;
+    assert!(said.iter().all(is_once), "{printed:#?}");
     fresh.sql(statements).await;
+    // the account exists, for one host
+    let grants = fresh.site.printed(&["grants", "daemon"]).await;
+    assert!(
+        grants.contains(" TO `counter`@`localhost`;") && !grants.contains("`%`"),
+        "{grants}"
+    );
     let acl = fresh.site.run(&["acl", "daemon"]).await;
     assert!(
         acl.code == 0 && acl.out.contains("\nACL SETUSER counter ~cf1:wanted "),
@@ -567,12 +577,46 @@ async fn what_is_wrong_with_a_server_is_said_once() {
         assert!(!err.contains("..") && !err.contains("wrong"), "{failed:?}");
     }
 
+    // a port of something else, which replies, or does not
+    let other = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let of_other = format!("redis://{}", other.local_addr().expect("its address"));
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = other.accept().await {
+            let _ = stream
+                .write_all(b"welcome\r\nto\r\nsomething else\r\n")
+                .await;
+        }
+    });
+    let failed = ["setup", "--redis", &of_other, "--mysql", &mysql];
+    let failed = fresh.site.ends_with(2, &failed).await.err;
+    let what = "does not reply as Redis does. Correct the address in its URL";
+    assert!(
+        failed.contains(what) && failed.lines().count() == 1,
+        "{failed}"
+    );
+    let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let silent = silent.local_addr().expect("its address");
+    let failed = format!("mysql://root@{silent}/shop");
+    let failed = ["setup", "--redis", &redis, "--mysql", &failed];
+    let failed = fresh.site.ends_with(2, &failed).await.err;
+    assert!(
+        failed.contains("Check that it runs, and its address"),
+        "{failed}"
+    );
     let password = "CONFIG SET requirepass secret";
     fresh.site.redis.run::<()>(password).await.expect("set");
     let missing = ["setup", "--redis", &redis, "--mysql", &mysql];
     let missing = fresh.site.ends_with(2, &missing).await;
     assert!(missing.err.contains("wants a password"), "{missing:?}");
     assert!(!missing.err.contains("NOAUTH"), "{missing:?}");
+    fresh.site.write(&format!(
+        "[pair.main]\nredis = \"{of_other}\"\nmysql = \"{mysql}\"\n"
+    ));
+    let check = fresh.site.ends_with(2, &["check"]).await.out;
+    assert!(
+        check.lines().all(|line| line.starts_with("pair main: ")),
+        "{check}"
+    );
     fresh.site.configure("");
     let check = fresh.site.ends_with(2, &["check"]).await;
     assert!(
@@ -610,7 +654,10 @@ async fn a_port_in_use_is_found_before_the_daemon_runs() {
     let done = fresh.set_up(&[]).await;
     assert_eq!(done.code, 0, "{done:#?}");
     let listen = fresh.listen();
-    assert_ne!(listen, "127.0.0.1:9292");
+    // not one that a connection to another machine may have when the daemon starts again
+    let port = listen.strip_prefix("127.0.0.1:").expect("this machine");
+    let port: u16 = port.parse().expect("a port");
+    assert!((9293..9392).contains(&port), "{done:#?}");
     let said = format!("the daemon will listen at {listen}\n");
     assert!(done.out.contains(&said), "{done:#?}");
 
@@ -652,6 +699,29 @@ async fn advice_names_the_program_as_it_was_called() {
     let start = "start the daemon: `npx counterfoil-daemon run`\n";
     assert!(done.out.contains(start), "{done:#?}");
     assert!(!done.out.contains("`counterfoil "), "{done:#?}");
+
+    // by a path, such as that of an environment of Python which is not activated
+    let folder = fresh.site.folder().join("not on PATH");
+    fs::create_dir(&folder).expect("a folder");
+    let program = folder.join("counterfoil");
+    symlink(env!("CARGO_BIN_EXE_counterfoil"), &program).expect("a link");
+    let path = env::var("PATH").expect("PATH");
+    let longer = format!("{}:{path}", folder.display());
+    let absolute = format!("'{}'", program.display());
+    for (called, path, shown) in [
+        (&*program, &path, &*absolute),
+        (Path::new("not on PATH/counterfoil"), &path, &absolute),
+        (&program, &longer, "counterfoil"),
+        (Path::new("counterfoil"), &longer, "counterfoil"),
+    ] {
+        let mut command = Command::new(&program);
+        command.arg0(called).arg("setup").env("PATH", path);
+        command.current_dir(fresh.site.folder());
+        let ended = command.output().await.expect("it runs");
+        let out = String::from_utf8_lossy(&ended.stdout);
+        let start = format!("start the daemon: `{shown} run`\n");
+        assert!(out.contains(&start), "{called:?}: {ended:?}");
+    }
 }
 
 #[tokio::test]
@@ -683,9 +753,14 @@ async fn the_launcher_of_npm_names_npx() {
         let mode = fs::Permissions::from_mode(0o755);
         fs::set_permissions(bin.join("counterfoil"), mode).expect("set");
     }
-    for (by_npm, shown) in [(Some("exec"), "npx counterfoil-daemon\n"), (None, "\n")] {
+    let launcher = package.join("bin/counterfoil");
+    let by_path = format!("{}\n", launcher.display());
+    for (by_npm, shown) in [
+        (Some("exec"), "npx counterfoil-daemon\n"),
+        (None, &*by_path),
+    ] {
         let mut started = Command::new("/bin/sh");
-        started.arg(package.join("bin/counterfoil"));
+        started.arg(&launcher);
         started
             .env_remove("npm_command")
             .env_remove("COUNTERFOIL_PROGRAM");
