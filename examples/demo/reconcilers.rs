@@ -43,7 +43,16 @@ impl Reconcilers {
 
     /// Kills all reconcilers.
     pub async fn kill_all(&mut self) -> Result<()> {
-        for (worker, reports) in self.running.drain(..) {
+        self.kill_after(0).await
+    }
+
+    /// Kills all reconcilers but the oldest one.
+    pub async fn kill_others(&mut self) -> Result<()> {
+        self.kill_after(1).await
+    }
+
+    async fn kill_after(&mut self, left: usize) -> Result<()> {
+        for (worker, reports) in self.running.drain(left..) {
             worker.kill().await?;
             reports.await??;
         }

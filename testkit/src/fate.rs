@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 /// The treatment of a request by a [`Proxy`](crate::Proxy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,30 +31,49 @@ pub enum Fate {
     },
 }
 
-/// Decides whether a fate is that of a call.
-type IsFated = Box<dyn Fn(&[u8]) -> bool + Send>;
+/// Decides whether a call is the one in question.
+type IsChosen = Box<dyn Fn(&[u8]) -> bool + Send>;
 
 /// The fates of future requests, each that of the next request with a call that suits it.
 #[derive(Default)]
-pub(crate) struct Fates(Mutex<VecDeque<(IsFated, Fate)>>);
+pub(crate) struct Fates {
+    queue: Mutex<VecDeque<(IsChosen, Fate)>>,
+    awaited: Mutex<Vec<(IsChosen, oneshot::Sender<()>)>>,
+}
 
 impl Fates {
     pub fn push(&self, is_fated: impl Fn(&[u8]) -> bool + Send + 'static, fate: Fate) {
-        self.0.lock().push_back((Box::new(is_fated), fate));
+        self.queue.lock().push_back((Box::new(is_fated), fate));
+    }
+
+    /// Returns what tells that the next request with such a call has arrived.
+    pub fn await_call(
+        &self,
+        is_awaited: impl Fn(&[u8]) -> bool + Send + 'static,
+    ) -> oneshot::Receiver<()> {
+        let (arrived, arrives) = oneshot::channel();
+        self.awaited.lock().push((Box::new(is_awaited), arrived));
+        arrives
     }
 
     pub fn clear(&self) -> usize {
-        self.0.lock().drain(..).count()
+        self.queue.lock().drain(..).count()
     }
 
     /// Takes the fate of a request, if it has one, and the calls that it is of.
     pub fn take(&self, request: &[u8]) -> Option<(Fate, Vec<u8>)> {
-        let mut fates = self.0.lock();
-        if fates.is_empty() {
+        let (mut fates, mut awaited) = (self.queue.lock(), self.awaited.lock());
+        if fates.is_empty() && awaited.is_empty() {
             return None;
         }
         let calls = calls(request);
-        let suits = |(is_fated, _): &(IsFated, Fate)| calls.iter().any(|call| is_fated(call));
+        let is_awaited =
+            |(is_awaited, _): &mut (IsChosen, _)| calls.iter().any(|call| is_awaited(call));
+        for (_, arrived) in awaited.extract_if(.., is_awaited) {
+            // an error means that nobody waits any more
+            let _ = arrived.send(());
+        }
+        let suits = |(is_fated, _): &(IsChosen, Fate)| calls.iter().any(|call| is_fated(call));
         let found = fates.iter().position(suits)?;
         let (is_fated, fate) = fates.remove(found)?;
         let chosen = calls.into_iter().filter(|call| is_fated(call));

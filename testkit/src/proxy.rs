@@ -11,7 +11,7 @@ use redis::Client;
 use redis::aio::ConnectionManager;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::client;
@@ -194,6 +194,14 @@ impl Proxy {
     /// Disturbs the next request with a call that is chosen, like [`disturb`](Self::disturb).
     pub fn disturb_where(&self, is_chosen: impl Fn(&[u8]) -> bool + Send + 'static, fate: Fate) {
         self.network.fates.push(is_chosen, fate);
+    }
+
+    /// Returns what tells that the next request with a call that is chosen has arrived.
+    pub fn await_call(
+        &self,
+        is_chosen: impl Fn(&[u8]) -> bool + Send + 'static,
+    ) -> oneshot::Receiver<()> {
+        self.network.fates.await_call(is_chosen)
     }
 
     /// Takes back what has not disturbed a request yet. Returns how many requests it concerns.

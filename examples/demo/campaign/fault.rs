@@ -17,7 +17,7 @@ pub enum Fault {
     PackagePaused,
     ReconcilerKilled,
     ReconcilerPaused,
-    /// A reconciler is paused in a slow recount, for longer than the recount's lease.
+    /// A reconciler is paused while it corrects a counter, until another one has continued its recount.
     RecounterPaused,
     DaemonKilled,
     DaemonPaused,
@@ -40,6 +40,8 @@ pub enum Fault {
     RedisRestored,
     /// The server returns to an older dump while neither reconciler nor daemon runs.
     RedisRestoredBehindTheirBacks,
+    /// The server takes over the state of one that was started from an older dump. It is not restarted.
+    RedisRestoredByReplication,
     PrimaryHandedOver,
     SlotsMoved,
     MysqlKilled,
@@ -59,6 +61,9 @@ pub enum Fault {
     CallTwice,
     RepliesDelayed,
     AllConnectionsToRedisClosed,
+    MysqlConnectionCutInARequest,
+    MysqlConnectionCutInAReply,
+    MysqlRepliesDelayed,
     AllConnectionsToMysqlClosed,
     ScriptsFlushed,
 }
@@ -100,7 +105,9 @@ impl Fault {
             | Fault::RequestsRepeatedLate
             | Fault::RecounterPaused
             | Fault::MysqlRestored => cast.is_library && !is_cluster,
-            Fault::RedisRestored | Fault::RedisRestoredBehindTheirBacks => {
+            Fault::RedisRestored
+            | Fault::RedisRestoredBehindTheirBacks
+            | Fault::RedisRestoredByReplication => {
                 cast.is_library && cast.persistence == Persistence::Snapshots
             }
             Fault::RedisDiskFull => cast.has_disk,
@@ -114,7 +121,10 @@ impl Fault {
             | Fault::UnknownFamilyAnnounced
             | Fault::TableLocked
             | Fault::ColumnTooSmall
-            | Fault::RowDeleted => cast.is_library,
+            | Fault::RowDeleted
+            | Fault::MysqlConnectionCutInARequest
+            | Fault::MysqlConnectionCutInAReply
+            | Fault::MysqlRepliesDelayed => cast.is_library,
             _ => true,
         }
     }

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use testkit::{Proxy, RedisCluster, RedisServer};
+use testkit::{Dump, Proxy, RedisCluster, RedisServer};
 use tokio::time::sleep;
 
 use super::journal::{Ms, now};
@@ -154,6 +154,16 @@ impl Redis {
         }
     }
 
+    /// Returns a standalone server to an older dump: it restarts from that, or takes it over from another server.
+    pub async fn restore(&self, dump: &Dump, is_restarted: bool) -> Result<()> {
+        match self {
+            Redis::Standalone(redis) if is_restarted => redis.server.restore(dump).await,
+            Redis::Standalone(redis) => redis.replicate(dump).await?,
+            Redis::Cluster(_) => {}
+        }
+        Ok(())
+    }
+
     /// Crashes a primary, and starts it again or promotes its replica.
     pub async fn crash(&mut self, random: &mut Random) -> Result<Loss> {
         let revert = Duration::from_millis(random.below(REVERTED));
@@ -179,7 +189,10 @@ pub enum Loss {
     /// Those that were counted in this time.
     Of(RangeInclusive<Ms>),
     /// Those that MySQL did not have yet at this time.
-    Pending(Ms),
+    Pending {
+        crashed: Ms,
+        is_restarted: bool,
+    },
 }
 
 impl Standalone {
@@ -200,6 +213,14 @@ impl Standalone {
         Ok(Loss::Of(lost))
     }
 
+    /// Takes over the state of a server that starts from an older dump.
+    async fn replicate(&self, dump: &Dump) -> Result<()> {
+        let older = RedisServer::start(self.persistence.options().tcp()).await;
+        older.restore(dump).await;
+        self.server.replica_of(&older).await;
+        Ok(self.server.run("REPLICAOF NO ONE").await?)
+    }
+
     async fn crash(&mut self, revert: Duration) -> Loss {
         let start = now();
         if self.persistence == Persistence::Everysec {
@@ -215,7 +236,10 @@ impl Standalone {
         match self.persistence {
             Persistence::Always => Loss::Nothing,
             Persistence::Everysec => Loss::Of(start..=killed),
-            _ => Loss::Pending(killed),
+            _ => Loss::Pending {
+                crashed: killed,
+                is_restarted: true,
+            },
         }
     }
 }

@@ -55,14 +55,18 @@ const RETAIN: Duration = Duration::from_millis(50);
 /// The time within which a call ends.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The time after which a row is left to the recount.
-const TOO_LATE: Duration = Duration::from_secs(1);
+pub const TOO_LATE: Duration = Duration::from_secs(1);
 /// The time within which a row is counted, if it is: until it is too late, while the writer is paused,
 /// within the limit of a call, and while Redis is paused.
-const WITHIN: Duration = Duration::from_secs(7);
+pub const WITHIN: Duration = Duration::from_secs(7);
 /// The time within which a row is counted once all writers have ended.
 const WITHIN_AT_THE_END: Duration = Duration::from_millis(300);
 const RECOUNT_EVERY: RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_millis(300);
+/// The time within which a recount begins and comes to its corrections.
+const BEGUN: Duration = Duration::from_secs(60);
+/// The time before a correction from which it is awaited.
+const SOON: Duration = Duration::from_millis(300);
 /// The lease of a recount, and the limit of its steps.
 pub const LEASE: Duration = Duration::from_secs(1);
 
@@ -440,6 +444,41 @@ pub async fn miscounted(mysql: &MySqlPool) -> Result<u64> {
         eprintln!("save {id}: {number} {of}");
     }
     Ok(counted.symmetric_difference(&rows).count() as u64)
+}
+
+/// Waits until a recount that begins from now on will soon read the values that it corrects. Returns its
+/// run.
+pub async fn wait_for_correction(mysql: &MySqlPool) -> Result<u64> {
+    let select = "SELECT run, TIMESTAMPDIFF(MICROSECOND, started_at, CURRENT_TIMESTAMP(3)) \
+                  FROM counterfoil_recounts ORDER BY run DESC LIMIT 1";
+    let begun = Instant::now();
+    while begun.elapsed() < BEGUN {
+        let last: Option<(u64, i64)> = sqlx::query_as(select).fetch_optional(mysql).await?;
+        let (run, age) = last.unwrap_or_default();
+        let age = Duration::from_micros(age.unsigned_abs());
+        if age < begun.elapsed() && age > WITHIN - SOON {
+            return Ok(run);
+        }
+        sleep(SOON / 10).await;
+    }
+    Err(format!("no recount has begun within {BEGUN:?}").into())
+}
+
+/// Waits until the run of a recount has ended, but no longer than it takes to continue it.
+pub async fn wait_for_end(mysql: &MySqlPool, run: u64) -> sqlx::Result<()> {
+    let select = "SELECT COUNT(*) FROM counterfoil_recounts WHERE run = ? AND finished_at IS NULL";
+    let end = Instant::now() + 2 * (LEASE + WITHIN);
+    while Instant::now() < end {
+        let left: i64 = sqlx::query_scalar(select)
+            .bind(run)
+            .fetch_one(mysql)
+            .await?;
+        if left == 0 {
+            break;
+        }
+        sleep(SOON / 10).await;
+    }
+    Ok(())
 }
 
 /// Returns the saves that have been counted more often than they have rows.

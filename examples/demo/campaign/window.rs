@@ -18,9 +18,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(25);
 /// The time within which a server replies to a look.
 const LOOK_LIMIT: Duration = Duration::from_millis(500);
 /// The time within which a Redis that was set back must be noticed, in ms.
-const NOTICED: Ms = 30_000;
-/// The time after which a Redis that was restarted counts as one that was not set back, in ms.
-const SETTLED: Ms = 10_000;
+const NOTICED: Ms = 45_000;
+/// The time after which a partition of a Redis that was restarted counts as one that was not set back,
+/// in ms.
+const RESTARTED: Ms = 10_000;
+/// The same without a restart: then reconcilers compare an idle partition every 30 s only
+/// (docs/protocol.md, 3.9).
+const NOT_RESTARTED: Ms = 40_000;
 
 /// The reason why a hit may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +47,8 @@ struct Window {
     from: Ms,
     /// The time of the crash.
     crashed: Ms,
+    /// The time from which the partition counts as one that was not set back.
+    settled: Ms,
     /// The last time whose hits may be lost. It is not known before the partition was reset, or was
     /// found not to need it.
     to: Option<Ms>,
@@ -51,7 +57,7 @@ struct Window {
 impl Window {
     /// Returns the last time whose hits may be lost, as far as it is known.
     fn end(&self) -> Ms {
-        let is_settled = now() > self.crashed.saturating_add(SETTLED);
+        let is_settled = now() > self.settled;
         self.to
             .unwrap_or(if is_settled { self.crashed } else { Ms::MAX })
     }
@@ -64,13 +70,13 @@ pub struct Windows(Vec<Window>);
 impl Windows {
     /// Adds a time whose hits may be lost, whatever counter they are of.
     pub fn add(&mut self, from: Ms, to: Ms) {
-        let (home, crashed, to) = (None, to, Some(to));
         self.0.push(Window {
             cause: Cause::Redis,
-            home,
+            home: None,
             from,
-            crashed,
-            to,
+            crashed: to,
+            settled: to,
+            to: Some(to),
         });
     }
 
@@ -86,8 +92,8 @@ impl Windows {
     }
 
     /// Adds the hits of a partition that a crash at this time may lose.
-    fn crash(&mut self, home: Home, from: Ms, crashed: Ms) {
-        let (home, to) = (Some(home), None);
+    fn crash(&mut self, home: Home, from: Ms, crashed: Ms, is_restarted: bool) {
+        let home = Some(home);
         if let Some(before) = self.last_crash(home) {
             // A partition that is still set back may have cut batches whose numbers MySQL has. They look
             // stored, so the new window may begin after them.
@@ -98,7 +104,13 @@ impl Windows {
             home,
             from,
             crashed,
-            to,
+            settled: crashed
+                + if is_restarted {
+                    RESTARTED
+                } else {
+                    NOT_RESTARTED
+                },
+            to: None,
         });
     }
 
@@ -288,12 +300,13 @@ impl Watch {
         }
     }
 
-    /// Notes that Redis crashed at this time, ahead of MySQL or not.
-    pub fn crash(&self, ledger: &Ledger, crashed: Ms) {
+    /// Notes that Redis crashed or was set back at this time, ahead of MySQL or not.
+    pub fn crash(&self, ledger: &Ledger, crashed: Ms, is_restarted: bool) {
         let cuts = self.cuts.borrow();
         for home in Home::all() {
             let from = cuts.last(home, ledger);
-            self.windows.borrow_mut().crash(home, from, crashed);
+            let mut windows = self.windows.borrow_mut();
+            windows.crash(home, from, crashed, is_restarted);
         }
     }
 
@@ -318,13 +331,13 @@ impl Watch {
         let counted = Home::all().map(|home| (home, cuts.last(home, least)));
         let written = std::iter::once((Home::outside(), backed_up));
         for (home, from) in counted.chain(written) {
-            let (home, to) = (Some(home), Some(at));
             windows.0.push(Window {
                 cause: Cause::Backup,
-                home,
+                home: Some(home),
                 from,
                 crashed: at,
-                to,
+                settled: at,
+                to: Some(at),
             });
         }
     }

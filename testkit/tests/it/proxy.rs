@@ -71,3 +71,15 @@ async fn a_reply_is_cut_at_the_byte_and_the_request_executed() {
         assert!(!proxy.call_off());
     }
 }
+
+#[tokio::test]
+async fn a_call_is_awaited() {
+    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let proxy = Proxy::to(&server);
+    let mut redis = proxy.manager().await;
+    let mut arrives = proxy.await_call(|call| testkit::contains(call, b"awaited"));
+    redis.set::<_, _, ()>("another", 1).await.unwrap();
+    arrives.try_recv().unwrap_err();
+    redis.set::<_, _, ()>("awaited", 1).await.unwrap();
+    arrives.try_recv().unwrap();
+}

@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use counterfoil::MysqlStore;
 use serde_json::json;
 use sqlx::MySqlPool;
-use testkit::{MysqlServer, RedisServer};
+use testkit::{MysqlServer, Proxy, RedisServer};
 use tokio::time::sleep;
 
 use self::network::strike_network;
@@ -56,6 +56,9 @@ pub struct Stage<'m> {
     way: Way,
     redis: Redis,
     mysql: &'m MysqlServer,
+    /// The network in front of MySQL.
+    mysql_proxy: Proxy,
+    /// The supervisor's own connections.
     pool: MySqlPool,
     place: Place,
     /// The supervisor's own means.
@@ -104,9 +107,13 @@ impl<'m> Stage<'m> {
         if let Some(disk) = mysql.disk() {
             site::move_values(&pool, disk.dir()).await?;
         }
+        let mysql_proxy = Proxy::to_unix(mysql.socket());
+        let socket = |path: &Path| path.display().to_string();
         let place = Place {
             redis: redis.urls(),
-            mysql: mysql.url(&database),
+            mysql: mysql
+                .url(&database)
+                .replace(&socket(mysql.socket()), &socket(mysql_proxy.socket())),
         };
         // opens the families, which the reconcilers look for
         let means = way.open(&place, persistence).await?;
@@ -115,6 +122,7 @@ impl<'m> Stage<'m> {
             way,
             redis,
             mysql,
+            mysql_proxy,
             pool,
             means,
             writers: Vec::new(),
@@ -305,6 +313,7 @@ impl<'m> Stage<'m> {
             | Fault::ClockBack
             | Fault::RedisRestored
             | Fault::RedisRestoredBehindTheirBacks
+            | Fault::RedisRestoredByReplication
             | Fault::UnknownFamilyAnnounced
             | Fault::PrimaryHandedOver
             | Fault::SlotsMoved
@@ -326,6 +335,12 @@ impl<'m> Stage<'m> {
                 if let Some(proxy) = self.redis.proxy() {
                     strike_network(proxy, fault, random).await;
                 }
+                Ok(())
+            }
+            Fault::MysqlConnectionCutInARequest
+            | Fault::MysqlConnectionCutInAReply
+            | Fault::MysqlRepliesDelayed => {
+                strike_network(&self.mysql_proxy, fault, random).await;
                 Ok(())
             }
             _ => self.strike_process(fault, random).await,

@@ -19,8 +19,12 @@ pub(super) async fn strike_network(proxy: &Proxy, fault: Fault, random: &mut Ran
     );
     let calls = ["EVALSHA", "HINCRBY", "INCR", "LPUSH"];
     match fault {
-        Fault::ConnectionCutInARequest => proxy.cut_requests_after(cut),
-        Fault::ConnectionCutInAReply => proxy.cut_replies_after(cut),
+        Fault::ConnectionCutInARequest | Fault::MysqlConnectionCutInARequest => {
+            proxy.cut_requests_after(cut)
+        }
+        Fault::ConnectionCutInAReply | Fault::MysqlConnectionCutInAReply => {
+            proxy.cut_replies_after(cut)
+        }
         Fault::CallLate => proxy.disturb(calls, Fate::Late { after }),
         Fault::CallTwice => proxy.disturb(calls, Fate::Twice { after }),
         _ => {

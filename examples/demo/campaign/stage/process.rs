@@ -2,19 +2,24 @@
 
 use std::time::Duration;
 
-use tokio::time::sleep;
+use sha1_smol::Sha1;
+use testkit::contains;
+use tokio::time::{sleep, timeout};
 
 use super::super::fault::Fault;
 use super::super::journal::Journals;
 use super::super::package::{Counting, Order};
-use super::super::site::{Home, JOBS, LEASE};
+use super::super::site::{self, Home, JOBS, TOO_LATE, WITHIN};
 use super::super::way::Means;
 use super::{LATE, Stage, finish, pause};
 use crate::Result;
+use crate::disturb::cut_mysql;
 use crate::zipf::Random;
 
 /// The number of jobs that are made again.
 const REPEATED: usize = 50;
+/// Reads values, as a recounter does.
+const READ: &str = include_str!("../../../../lua/v1/buffered_read.lua");
 /// Begins an epoch, as a client does that asks for one.
 const EPOCH: &str = include_str!("../../../../lua/v1/family_epoch.lua");
 
@@ -57,19 +62,7 @@ impl Stage<'_> {
                 Ok(())
             }
             Fault::ReconcilerKilled => self.reconcilers.kill_one().await,
-            Fault::RecounterPaused => {
-                if let Some(proxy) = self.redis.proxy() {
-                    proxy.delay_replies(Duration::from_millis(LATE));
-                    pause(random).await;
-                    self.reconcilers.signal_one("STOP");
-                    proxy.delay_replies(Duration::ZERO);
-                    // a run may be continued after its lease and the limit of a step
-                    sleep(2 * LEASE).await;
-                    pause(random).await;
-                    self.reconcilers.signal_one("CONT");
-                }
-                Ok(())
-            }
+            Fault::RecounterPaused => self.pause_recounter(random).await,
             _ => {
                 self.reconcilers.signal_one("STOP");
                 pause(random).await;
@@ -77,6 +70,37 @@ impl Stage<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Pauses the reconciler that corrects saves, about when it does so. Another one continues its run, and
+    /// corrects them, too.
+    async fn pause_recounter(&mut self, random: &mut Random) -> Result<()> {
+        let Some(proxy) = self.redis.proxy() else {
+            return Ok(());
+        };
+        // rows are left to the recount
+        self.mysql.pause();
+        sleep(TOO_LATE + Duration::from_millis(LATE)).await;
+        self.mysql.resume();
+        self.reconcilers.kill_others().await?;
+        let run = site::wait_for_correction(&self.pool).await?;
+        let read = Sha1::from(READ).digest().to_string();
+        let is_read =
+            move |call: &[u8]| contains(call, read.as_bytes()) && contains(call, b"/saves/");
+        let reads = proxy.await_call(is_read);
+        let proxies = [proxy, &self.mysql_proxy];
+        let delay = |by| proxies.iter().for_each(|proxy| proxy.delay_replies(by));
+        delay(Duration::from_millis(LATE / 2));
+        let _ = timeout(WITHIN, reads).await;
+        sleep(Duration::from_millis(random.below(3 * LATE))).await;
+        self.reconcilers.signal_one("STOP");
+        delay(Duration::ZERO);
+        // its transactions end, which the other one would wait for
+        cut_mysql(&self.pool).await?;
+        self.reconcilers.start_all().await?;
+        site::wait_for_end(&self.pool, run).await?;
+        self.reconcilers.signal_one("CONT");
+        Ok(())
     }
 
     fn any_package(&self, random: &mut Random) -> &Counting {

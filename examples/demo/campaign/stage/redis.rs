@@ -40,10 +40,9 @@ impl Stage<'_> {
                 self.note(loss, stored).await?;
                 self.repeat_jobs().await
             }
-            Fault::RedisRestored | Fault::RedisRestoredBehindTheirBacks => {
-                let is_behind = fault == Fault::RedisRestoredBehindTheirBacks;
-                self.restore_redis(is_behind, random).await
-            }
+            Fault::RedisRestored
+            | Fault::RedisRestoredBehindTheirBacks
+            | Fault::RedisRestoredByReplication => self.restore_redis(fault, random).await,
             Fault::PrimaryHandedOver => {
                 self.redis.hand_over(random).await;
                 Ok(())
@@ -67,7 +66,9 @@ impl Stage<'_> {
     }
 
     /// Restores an older dump, and kills a writer in that time. Calls from before arrive again after it.
-    async fn restore_redis(&mut self, is_behind: bool, random: &mut Random) -> Result<()> {
+    async fn restore_redis(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
+        let is_behind = fault == Fault::RedisRestoredBehindTheirBacks;
+        let is_restarted = fault != Fault::RedisRestoredByReplication;
         let (Some(server), Some(proxy)) = (self.redis.standalone(), self.redis.proxy()) else {
             return Ok(());
         };
@@ -95,11 +96,13 @@ impl Stage<'_> {
         self.watch.excuse();
         self.watch.windows.borrow_mut().suspend();
         let stored = ledger(&self.pool).await?;
-        if let Some(server) = self.redis.standalone() {
-            server.restore(&dump).await;
-        }
+        self.redis.restore(&dump, is_restarted).await?;
         let restored = now();
-        self.note(Loss::Pending(restored), stored).await?;
+        let loss = Loss::Pending {
+            crashed: restored,
+            is_restarted,
+        };
+        self.note(loss, stored).await?;
         if is_behind {
             pause(random).await;
             for (writer, _) in self.writers.drain(..) {
@@ -139,9 +142,12 @@ impl Stage<'_> {
         match loss {
             Loss::Nothing => {}
             Loss::Of(time) => windows.add(*time.start(), *time.end()),
-            Loss::Pending(crashed) => {
+            Loss::Pending {
+                crashed,
+                is_restarted,
+            } => {
                 drop(windows);
-                self.watch.crash(&stored, crashed);
+                self.watch.crash(&stored, crashed, is_restarted);
                 windows = self.watch.windows.borrow_mut();
             }
         }

@@ -55,7 +55,7 @@ impl Stage<'_> {
     /// Ends the writers, and waits until everything is in MySQL.
     pub async fn settle(mut self) -> Result<Settled> {
         let ended = Instant::now();
-        if let Some(proxy) = self.redis.proxy() {
+        for proxy in self.redis.proxy().into_iter().chain([&self.mysql_proxy]) {
             proxy.call_off();
             proxy.calm();
         }
