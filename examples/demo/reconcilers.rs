@@ -82,6 +82,13 @@ impl Reconcilers {
         self.running[0].0.signal(signal);
     }
 
+    /// Sends a signal to all reconcilers.
+    pub fn signal_all(&self, signal: &str) {
+        for (worker, _) in &self.running {
+            worker.signal(signal);
+        }
+    }
+
     /// Lets all reconcilers finish their batches and exit. Returns the ages of all reported
     /// batches, in seconds.
     pub async fn stop(self) -> Result<Vec<f64>> {

@@ -48,11 +48,16 @@ pub enum Fault {
     MysqlPaused,
     /// The server returns to an older backup.
     MysqlRestored,
+    /// The server returns to a backup that has one family. The others are registered again, with other
+    /// numbers.
+    MysqlRestoredToItsStart,
     /// The disk of counterfoil's table of values is full.
     MysqlDiskFull,
     TableLocked,
     /// A table refuses values above a limit.
     ColumnTooSmall,
+    /// The same for saves. A recount reads them before they are added.
+    SavesRefused,
     RowDeleted,
     ConnectionCutInARequest,
     ConnectionCutInAReply,
@@ -104,7 +109,9 @@ impl Fault {
             Fault::WriterPausedForTwoEpochs
             | Fault::RequestsRepeatedLate
             | Fault::RecounterPaused
-            | Fault::MysqlRestored => cast.is_library && !is_cluster,
+            | Fault::SavesRefused
+            | Fault::MysqlRestored
+            | Fault::MysqlRestoredToItsStart => cast.is_library && !is_cluster,
             Fault::RedisRestored
             | Fault::RedisRestoredBehindTheirBacks
             | Fault::RedisRestoredByReplication => {

@@ -12,8 +12,9 @@ pub const WITHOUT: &str = "COUNTERFOIL_DEMO_WITHOUT";
 static REMOVED: OnceLock<String> = OnceLock::new();
 
 /// Guards whose removal loses or doubles hits, or makes values wrong, under the faults of the campaign.
-const GUARDS: [Guard; 26] = [
+const GUARDS: [Guard; 28] = [
     Guard::Ledger,
+    Guard::Registration,
     Guard::Fence,
     Guard::AnyEpoch,
     Guard::OneMemory,
@@ -39,6 +40,7 @@ const GUARDS: [Guard; 26] = [
     Guard::Unchanged,
     Guard::RecountRun,
     Guard::RecountBounds,
+    Guard::RecountRejects,
 ];
 
 /// Removes a guard, by its name in ARCHITECTURE.md.

@@ -154,14 +154,14 @@ impl Redis {
         }
     }
 
-    /// Returns a standalone server to an older dump: it restarts from that, or takes it over from another server.
-    pub async fn restore(&self, dump: &Dump, is_restarted: bool) -> Result<()> {
-        match self {
-            Redis::Standalone(redis) if is_restarted => redis.server.restore(dump).await,
-            Redis::Standalone(redis) => redis.replicate(dump).await?,
-            Redis::Cluster(_) => {}
-        }
-        Ok(())
+    /// Starts another server from a dump of a standalone one.
+    pub async fn start_from(&self, dump: &Dump) -> Result<RedisServer> {
+        let Redis::Standalone(redis) = self else {
+            return Err("a cluster has no dump".into());
+        };
+        let server = RedisServer::start(redis.persistence.options().tcp()).await;
+        server.restore(dump).await;
+        Ok(server)
     }
 
     /// Crashes a primary, and starts it again or promotes its replica.
@@ -211,14 +211,6 @@ impl Standalone {
         self.server = replica;
         self.start_replica().await;
         Ok(Loss::Of(lost))
-    }
-
-    /// Takes over the state of a server that starts from an older dump.
-    async fn replicate(&self, dump: &Dump) -> Result<()> {
-        let older = RedisServer::start(self.persistence.options().tcp()).await;
-        older.restore(dump).await;
-        self.server.replica_of(&older).await;
-        Ok(self.server.run("REPLICAOF NO ONE").await?)
     }
 
     async fn crash(&mut self, revert: Duration) -> Loss {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use counterfoil::recount::{RecountBuilder, RecountIds, Rows, Source};
 use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Day, Durability, ErrorKind, Family, KeyType,
-    Outcome, Precision, Series, Table, Visitors,
+    Activity, BufferedCounters, CachedCounters, Day, Durability, ErrorKind, Family, FamilyBuilder,
+    KeyType, MysqlStore, Outcome, Precision, Series, Store, Table, Visitors,
 };
 use sqlx::{AssertSqlSafe, MySqlPool};
 use tokio::time::{Instant, sleep};
@@ -188,6 +188,28 @@ fn names(family: usize) -> (&'static str, &'static str) {
     }
 }
 
+/// Returns the family of views.
+fn views(persistence: Persistence) -> FamilyBuilder<BufferedCounters> {
+    Family::buffered(NAMESPACE, FAMILIES[VIEWS])
+        .partitions(PARTITIONS[VIEWS])
+        .table(in_table("views", "hits"))
+        .durability(persistence.durability())
+        .sync_time(SYNC_TIME)
+}
+
+fn in_table(table: &str, value: &str) -> Table {
+    Table::upsert(table)
+        .key("id", KeyType::Unsigned)
+        .value(value)
+}
+
+/// Registers the family of views, as its first use does.
+pub async fn register_views(mysql: &MySqlPool, persistence: Persistence) -> Result<()> {
+    let family = views(persistence).build()?;
+    MysqlStore::new(mysql)?.register(&family).await?;
+    Ok(())
+}
+
 pub struct Site {
     pub pair: Pair,
     views: BufferedCounters,
@@ -214,16 +236,10 @@ impl Site {
                 Family::$kind(NAMESPACE, FAMILIES[$index]).partitions(PARTITIONS[$index])
             };
         }
-        let in_table = |table, value| {
-            Table::upsert(table)
-                .key("id", KeyType::Unsigned)
-                .value(value)
-        };
-        let views = family!(buffered, VIEWS).table(in_table("views", "hits"));
         let votes = family!(cached, VOTES).table(in_table("votes", "votes"));
         let hits = family!(series, SERIES).keep([Precision::SECOND]);
         Ok(Site {
-            views: open!(views),
+            views: pair.open(views(persistence)).await?,
             votes: open!(votes.retain(RETAIN)),
             hits: open!(hits.windows([(Precision::SECOND, 120)])),
             active: open!(family!(activity, ACTIVITY).keep_minutes(true)),
@@ -235,9 +251,9 @@ impl Site {
         })
     }
 
-    /// Returns the family whose table may refuse hits.
-    pub fn views(&self) -> &Family {
-        self.views.family()
+    /// Returns the families that may be refused.
+    pub fn refused(&self) -> [&Family; 2] {
+        [self.views.family(), self.saves.family()]
     }
 
     /// Counts hits of one family, which are no jobs. Returns of each whether it was counted.

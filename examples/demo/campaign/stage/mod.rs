@@ -22,6 +22,7 @@ use sqlx::MySqlPool;
 use testkit::{MysqlServer, Proxy, RedisServer};
 use tokio::time::sleep;
 
+use self::mysql::State;
 use self::network::strike_network;
 pub use self::settle::Settled;
 use super::daemon::Daemon;
@@ -56,6 +57,8 @@ pub struct Stage<'m> {
     way: Way,
     redis: Redis,
     mysql: &'m MysqlServer,
+    /// MySQL before all families but one were registered.
+    start: State,
     /// The network in front of MySQL.
     mysql_proxy: Proxy,
     /// The supervisor's own connections.
@@ -107,6 +110,8 @@ impl<'m> Stage<'m> {
         if let Some(disk) = mysql.disk() {
             site::move_values(&pool, disk.dir()).await?;
         }
+        site::register_views(&pool, persistence).await?;
+        let state = State::back_up(mysql, &pool, &BTreeMap::new()).await?;
         let mysql_proxy = Proxy::to_unix(mysql.socket());
         let socket = |path: &Path| path.display().to_string();
         let place = Place {
@@ -122,6 +127,7 @@ impl<'m> Stage<'m> {
             way,
             redis,
             mysql,
+            start: state,
             mysql_proxy,
             pool,
             means,
@@ -322,9 +328,11 @@ impl<'m> Stage<'m> {
             Fault::MysqlKilled
             | Fault::MysqlPaused
             | Fault::MysqlRestored
+            | Fault::MysqlRestoredToItsStart
             | Fault::MysqlDiskFull
             | Fault::TableLocked
             | Fault::ColumnTooSmall
+            | Fault::SavesRefused
             | Fault::RowDeleted
             | Fault::AllConnectionsToMysqlClosed => self.strike_mysql(fault, random).await,
             Fault::ConnectionCutInARequest

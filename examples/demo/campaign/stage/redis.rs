@@ -21,6 +21,8 @@ const ONE_BATCH: u64 = 400;
 const AGAIN: usize = 4;
 /// The longest time after which they do, in ms.
 const MUCH_LATER: u64 = 1_500;
+/// The longest delay of a reply after that, in ms.
+const SLOW: u64 = 800;
 /// The longest step of a clock, in ms.
 const STEP: u64 = 120_000;
 
@@ -68,12 +70,15 @@ impl Stage<'_> {
     /// Restores an older dump, and kills a writer in that time. Calls from before arrive again after it.
     async fn restore_redis(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
         let is_behind = fault == Fault::RedisRestoredBehindTheirBacks;
-        let is_restarted = fault != Fault::RedisRestoredByReplication;
         let (Some(server), Some(proxy)) = (self.redis.standalone(), self.redis.proxy()) else {
             return Ok(());
         };
         self.calm().await;
         let dump = server.back_up().await;
+        let other = match fault {
+            Fault::RedisRestoredByReplication => Some(self.redis.start_from(&dump).await?),
+            _ => None,
+        };
         // a partition is set back by one batch, or by many
         let older = [ONE_BATCH, OLDER][random.below(2) as usize];
         let end = Instant::now() + Duration::from_millis(random.below(older));
@@ -96,13 +101,32 @@ impl Stage<'_> {
         self.watch.excuse();
         self.watch.windows.borrow_mut().suspend();
         let stored = ledger(&self.pool).await?;
-        self.redis.restore(&dump, is_restarted).await?;
+        if let Some(proxy) = self.redis.proxy().filter(|_| !is_behind) {
+            proxy.delay_replies(Duration::from_millis(random.below(SLOW)));
+        }
+        let is_restarted = other.is_none();
+        if !is_restarted {
+            // so that hits are counted before the next cut
+            self.signal_reconcilers("STOP")?;
+        }
+        match (self.redis.standalone(), other) {
+            (Some(server), Some(other)) => {
+                server.replica_of(&other).await;
+                server.run::<()>("REPLICAOF NO ONE").await?;
+            }
+            (Some(server), None) => server.restore(&dump).await,
+            (None, _) => {}
+        }
         let restored = now();
         let loss = Loss::Pending {
             crashed: restored,
             is_restarted,
         };
         self.note(loss, stored).await?;
+        if !is_restarted {
+            sleep(Duration::from_millis(random.below(SLOW))).await;
+            self.signal_reconcilers("CONT")?;
+        }
         if is_behind {
             pause(random).await;
             for (writer, _) in self.writers.drain(..) {
@@ -117,15 +141,23 @@ impl Stage<'_> {
             self.finish_jobs(Epoch::New, |begun| begun > restored)
                 .await?;
         }
-        while self.writers.len() < WRITERS {
-            self.start_writer().await?;
-        }
         if let Some(proxy) = self.redis.proxy() {
-            proxy.delay_replies(Duration::from_millis(random.below(LATE)));
             pause(random).await;
             proxy.delay_replies(Duration::ZERO);
         }
+        while self.writers.len() < WRITERS {
+            self.start_writer().await?;
+        }
         self.repeat_jobs().await
+    }
+
+    /// Sends a signal to the daemon and all reconcilers.
+    fn signal_reconcilers(&mut self, signal: &str) -> Result<()> {
+        self.reconcilers.signal_all(signal);
+        match &mut self.daemon {
+            Some((daemon, _)) => daemon.signal(signal),
+            None => Ok(()),
+        }
     }
 
     /// Ends the disturbances of calls, and waits until those that are late have arrived.

@@ -164,9 +164,10 @@ impl Stage<'_> {
     /// Adds the deltas that a small column refused.
     pub(super) async fn retry_rejects(&self) -> Result<()> {
         if let Means::Library(site) = &self.means {
-            let family = site.views();
             let store = site.pair.mysql()?;
-            families::patiently(async || store.retry_rejects(family, None).await).await?;
+            for family in site.refused() {
+                families::patiently(async || store.retry_rejects(family, None).await).await?;
+            }
         }
         Ok(())
     }
