@@ -188,13 +188,16 @@ fn names(family: usize) -> (&'static str, &'static str) {
     }
 }
 
-/// Returns the family of views.
-fn views(persistence: Persistence) -> FamilyBuilder<BufferedCounters> {
-    Family::buffered(NAMESPACE, FAMILIES[VIEWS])
-        .partitions(PARTITIONS[VIEWS])
-        .table(in_table("views", "hits"))
+/// Returns one of the buffered families.
+fn buffered(family: usize, persistence: Persistence) -> FamilyBuilder<BufferedCounters> {
+    let all = Family::buffered(NAMESPACE, FAMILIES[family])
+        .partitions(PARTITIONS[family])
         .durability(persistence.durability())
-        .sync_time(SYNC_TIME)
+        .sync_time(SYNC_TIME);
+    match family {
+        VIEWS => all.table(in_table("views", "hits")),
+        _ => all,
+    }
 }
 
 fn in_table(table: &str, value: &str) -> Table {
@@ -203,9 +206,9 @@ fn in_table(table: &str, value: &str) -> Table {
         .value(value)
 }
 
-/// Registers the family of views, as its first use does.
-pub async fn register_views(mysql: &MySqlPool, persistence: Persistence) -> Result<()> {
-    let family = views(persistence).build()?;
+/// Registers one of the buffered families, as its first use does.
+pub async fn register(mysql: &MySqlPool, family: usize, persistence: Persistence) -> Result<()> {
+    let family = buffered(family, persistence).build()?;
     MysqlStore::new(mysql)?.register(&family).await?;
     Ok(())
 }
@@ -239,13 +242,13 @@ impl Site {
         let votes = family!(cached, VOTES).table(in_table("votes", "votes"));
         let hits = family!(series, SERIES).keep([Precision::SECOND]);
         Ok(Site {
-            views: pair.open(views(persistence)).await?,
+            views: pair.open(buffered(VIEWS, persistence)).await?,
             votes: open!(votes.retain(RETAIN)),
             hits: open!(hits.windows([(Precision::SECOND, 120)])),
             active: open!(family!(activity, ACTIVITY).keep_minutes(true)),
             visitors: open!(family!(visitors, VISITORS)),
-            jobs: open!(family!(buffered, JOBS)),
-            saves: open!(family!(buffered, SAVES)),
+            jobs: pair.open(buffered(JOBS, persistence)).await?,
+            saves: pair.open(buffered(SAVES, persistence)).await?,
             mysql: pair.mysql()?.pool().clone(),
             pair,
         })

@@ -33,7 +33,7 @@ use super::outside;
 use super::package::{Client, Counting, Setup};
 use super::persistence::Persistence;
 use super::server::Redis;
-use super::site::{self, TENANT_NAMESPACE};
+use super::site::{self, TENANT_NAMESPACE, VIEWS};
 use super::watch::{Reader, Reads};
 use super::way::{Means, Way};
 use super::window::Watch;
@@ -110,7 +110,7 @@ impl<'m> Stage<'m> {
         if let Some(disk) = mysql.disk() {
             site::move_values(&pool, disk.dir()).await?;
         }
-        site::register_views(&pool, persistence).await?;
+        site::register(&pool, VIEWS, persistence).await?;
         let state = State::back_up(mysql, &pool, &BTreeMap::new()).await?;
         let mysql_proxy = Proxy::to_unix(mysql.socket());
         let socket = |path: &Path| path.display().to_string();

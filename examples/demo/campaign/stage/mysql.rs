@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use super::super::fault::Fault;
 use super::super::journal::{Ms, now};
-use super::super::site;
+use super::super::site::{self, SAVES};
 use super::super::window::{Ledger, ledger};
 use super::{LATE, OLDER, PAUSED, Stage, pause};
 use crate::Result;
@@ -76,6 +76,7 @@ impl Stage<'_> {
             Fault::MysqlRestoredToItsStart => {
                 let start = self.start.clone();
                 self.restore_mysql(&start).await;
+                site::register(&self.pool, SAVES, self.persistence).await?;
                 // reconcilers register the families of their batches, and the supervisor has none
                 sleep(Duration::from_millis(PAUSED)).await;
                 self.means = self.way.open(&self.place, self.persistence).await?;
