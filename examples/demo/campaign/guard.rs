@@ -12,7 +12,7 @@ pub const WITHOUT: &str = "COUNTERFOIL_DEMO_WITHOUT";
 static REMOVED: OnceLock<String> = OnceLock::new();
 
 /// Guards whose removal loses or doubles hits, or makes values wrong, under the faults of the campaign.
-const GUARDS: [Guard; 26] = [
+const GUARDS: [Guard; 29] = [
     Guard::Ledger,
     Guard::Fence,
     Guard::AnyEpoch,
@@ -37,6 +37,9 @@ const GUARDS: [Guard; 26] = [
     Guard::ReadBack,
     Guard::Clean,
     Guard::Unchanged,
+    Guard::Trim,
+    Guard::Ahead,
+    Guard::Expiry,
     Guard::RecountRun,
     Guard::RecountBounds,
 ];

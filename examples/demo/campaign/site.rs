@@ -43,12 +43,21 @@ const PARTITIONS: [u32; 8] = [4, 4, 2, 1, 1, 2, 2, 3];
 const TENANT_PARTITIONS: u32 = 2;
 /// The families whose counters have one value each.
 pub const READABLE: [usize; 3] = [VIEWS, VOTES, JOBS];
+/// The families that count in windows.
+pub const SLIDING: [usize; 2] = [SERIES, ACTIVITY];
+/// The seconds of these windows, which are slices of a series, or layers of an activity: so few that each
+/// is opened and leaves within a round.
+pub const SLICES: u32 = 5;
+/// The counter of each of these families that is used all the time.
+pub const LASTING: u64 = 0;
 /// The number of counters of each family at a time.
 const IDS: u64 = 10;
 /// The time for which a counter is used, in ms. A hit that is doubled cannot hide behind one that a
 /// crash loses, unless both are counted in the same time.
 const USED: u64 = 250;
 
+/// A layer of an activity.
+const LAYER: Duration = Duration::from_secs(1);
 const SYNC_TIME: Duration = Duration::from_millis(200);
 /// The time that a saved vote stays in Redis: far too short for an application.
 const RETAIN: Duration = Duration::from_millis(50);
@@ -91,7 +100,7 @@ sync_time = "SYNC"
 name = "demo/hits"
 kind = "series"
 partitions = 2
-windows = [["1s", 120]]
+windows = [["1s", SLICES]]
 keep = ["1s"]
 sync_time = "SYNC"
 
@@ -99,6 +108,8 @@ sync_time = "SYNC"
 name = "demo/active"
 kind = "activity"
 partitions = 1
+window = "SLICESs"
+layer = "1s"
 keep_minutes = true
 sync_time = "SYNC"
 
@@ -222,11 +233,12 @@ impl Site {
         let views = family!(buffered, VIEWS).table(in_table("views", "hits"));
         let votes = family!(cached, VOTES).table(in_table("votes", "votes"));
         let hits = family!(series, SERIES).keep([Precision::SECOND]);
+        let active = family!(activity, ACTIVITY).window(SLICES * LAYER, LAYER);
         Ok(Site {
             views: open!(views),
             votes: open!(votes.retain(RETAIN)),
-            hits: open!(hits.windows([(Precision::SECOND, 120)])),
-            active: open!(family!(activity, ACTIVITY).keep_minutes(true)),
+            hits: open!(hits.windows([(Precision::SECOND, SLICES)])),
+            active: open!(active.keep_minutes(true)).cache_for(Duration::ZERO),
             visitors: open!(family!(visitors, VISITORS)),
             jobs: open!(family!(buffered, JOBS)),
             saves: open!(family!(buffered, SAVES)),
@@ -331,11 +343,27 @@ impl Site {
             _ => self.jobs.get_many(ids).await,
         }
     }
+
+    /// Returns the hits in the window of a counter of one of the [`SLIDING`] families, and those of visitors.
+    /// No visitor comes twice.
+    pub async fn window(&self, family: usize, id: u64) -> counterfoil::Result<Vec<i64>> {
+        let id = id.to_string();
+        if family == ACTIVITY {
+            let now = self.active.now(&id).await?;
+            return Ok(vec![now.views.cast_signed(), now.visitors.cast_signed()]);
+        }
+        let slices = self.hits.get(&id, Precision::SECOND).await?;
+        Ok(vec![slices.iter().map(|slice| slice.count).sum()])
+    }
 }
 
-/// Draws a counter's id.
-pub fn draw_id(random: &mut Random) -> u64 {
-    now() / USED * IDS + random.below(IDS)
+/// Draws the id of a counter of the family.
+pub fn draw_id(family: usize, random: &mut Random) -> u64 {
+    let id = random.below(IDS);
+    if id == LASTING && SLIDING.contains(&family) {
+        return LASTING;
+    }
+    now() / USED * IDS + id
 }
 
 /// Returns the ids that are drawn between these times.
@@ -383,6 +411,7 @@ pub fn configuration(
     let sync = SYNC_TIME.as_millis() + u128::from(reloads % 2) * 50;
     let families = DAEMON_FAMILIES.replace("SYNC", &format!("{sync}ms"));
     let families = families.replace("RETAIN", &format!("{}ms", RETAIN.as_millis()));
+    let families = families.replace("SLICES", &SLICES.to_string());
     let families = families.replace("TENANT", &tenant_partitions.to_string());
     let bounded = if reloads.is_multiple_of(2) {
         ""

@@ -24,6 +24,7 @@ use tokio::time::sleep;
 
 use self::network::strike_network;
 pub use self::settle::Settled;
+use super::clock::Clock;
 use super::daemon::Daemon;
 use super::fault::{Cast, Fault};
 use super::hand;
@@ -74,6 +75,7 @@ pub struct Stage<'m> {
     /// The name of the client of each journal.
     journals: Vec<String>,
     watch: Watch,
+    clock: Rc<RefCell<Clock>>,
     /// The ids of deleted rows, and of rows that a small column may refuse.
     exempt: Rc<RefCell<Vec<Range<u64>>>>,
     /// The ids of which an older backup may lack rows.
@@ -134,6 +136,7 @@ impl<'m> Stage<'m> {
             packages: Vec::new(),
             journals: Vec::new(),
             watch: Watch::new(),
+            clock: Rc::default(),
             exempt: Rc::default(),
             unsaved: Rc::default(),
             deleted: BTreeMap::new(),
@@ -183,6 +186,7 @@ impl<'m> Stage<'m> {
             directory: self.redis.directory(),
             daemon: self.daemon.as_ref().map(|(_, address)| *address),
             windows: self.watch.windows.clone(),
+            clock: self.clock.clone(),
             exempt: self.exempt.clone(),
             unsaved: self.unsaved.clone(),
             mysql: self.pool.clone(),
