@@ -12,7 +12,7 @@ pub const WITHOUT: &str = "COUNTERFOIL_DEMO_WITHOUT";
 static REMOVED: OnceLock<String> = OnceLock::new();
 
 /// Guards whose removal loses or doubles hits, or makes values wrong, under the faults of the campaign.
-const GUARDS: [Guard; 29] = [
+const GUARDS: [Guard; 30] = [
     Guard::Ledger,
     Guard::Fence,
     Guard::AnyEpoch,
@@ -37,6 +37,7 @@ const GUARDS: [Guard; 29] = [
     Guard::ReadBack,
     Guard::Clean,
     Guard::Unchanged,
+    Guard::Begun,
     Guard::Trim,
     Guard::Ahead,
     Guard::Expiry,

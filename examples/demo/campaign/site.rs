@@ -48,6 +48,9 @@ pub const SLIDING: [usize; 2] = [SERIES, ACTIVITY];
 /// The seconds of these windows, which are slices of a series, or layers of an activity: so few that each
 /// is opened and leaves within a round.
 pub const SLICES: u32 = 5;
+/// The days that another window of the series has, in this time zone.
+const DAYS: u32 = 3;
+pub const ZONE: &str = "Europe/Berlin";
 /// The counter of each of these families that is used all the time.
 pub const LASTING: u64 = 0;
 /// The number of counters of each family at a time.
@@ -56,6 +59,8 @@ const IDS: u64 = 10;
 /// crash loses, unless both are counted in the same time.
 const USED: u64 = 250;
 
+/// The seconds of a day in the least.
+const DAY: i64 = 23 * 3600;
 /// A layer of an activity.
 const LAYER: Duration = Duration::from_secs(1);
 const SYNC_TIME: Duration = Duration::from_millis(200);
@@ -100,7 +105,8 @@ sync_time = "SYNC"
 name = "demo/hits"
 kind = "series"
 partitions = 2
-windows = [["1s", SLICES]]
+windows = [["1s", SLICES], ["day", DAYS]]
+time_zone = "ZONE"
 keep = ["1s"]
 sync_time = "SYNC"
 
@@ -233,11 +239,12 @@ impl Site {
         let views = family!(buffered, VIEWS).table(in_table("views", "hits"));
         let votes = family!(cached, VOTES).table(in_table("votes", "votes"));
         let hits = family!(series, SERIES).keep([Precision::SECOND]);
+        let windows = [(Precision::SECOND, SLICES), (Precision::Day, DAYS)];
         let active = family!(activity, ACTIVITY).window(SLICES * LAYER, LAYER);
         Ok(Site {
             views: open!(views),
             votes: open!(votes.retain(RETAIN)),
-            hits: open!(hits.windows([(Precision::SECOND, SLICES)])),
+            hits: open!(hits.windows(windows).time_zone(ZONE)),
             active: open!(active.keep_minutes(true)).cache_for(Duration::ZERO),
             visitors: open!(family!(visitors, VISITORS)),
             jobs: open!(family!(buffered, JOBS)),
@@ -344,16 +351,24 @@ impl Site {
         }
     }
 
-    /// Returns the hits in the window of a counter of one of the [`SLIDING`] families, and those of visitors.
-    /// No visitor comes twice.
-    pub async fn window(&self, family: usize, id: u64) -> counterfoil::Result<Vec<i64>> {
-        let id = id.to_string();
+    /// Returns the hits in the windows of a counter of one of the [`SLIDING`] families, each with the least
+    /// time of its window in seconds. Visitors are as many as hits, since none comes twice.
+    pub async fn windows(&self, family: usize, id: u64) -> counterfoil::Result<[(i64, i64); 2]> {
+        let (id, seconds) = (id.to_string(), i64::from(SLICES));
         if family == ACTIVITY {
             let now = self.active.now(&id).await?;
-            return Ok(vec![now.views.cast_signed(), now.visitors.cast_signed()]);
+            let (views, visitors) = (now.views.cast_signed(), now.visitors.cast_signed());
+            return Ok([(views, seconds), (visitors, seconds)]);
         }
-        let slices = self.hits.get(&id, Precision::SECOND).await?;
-        Ok(vec![slices.iter().map(|slice| slice.count).sum()])
+        let sum = async |precision| {
+            let slices = self.hits.get(&id, precision).await?;
+            Ok::<_, counterfoil::Error>(slices.iter().map(|slice| slice.count).sum())
+        };
+        let days = i64::from(DAYS - 1) * DAY;
+        Ok([
+            (sum(Precision::SECOND).await?, seconds),
+            (sum(Precision::Day).await?, days),
+        ])
     }
 }
 
@@ -412,6 +427,8 @@ pub fn configuration(
     let families = DAEMON_FAMILIES.replace("SYNC", &format!("{sync}ms"));
     let families = families.replace("RETAIN", &format!("{}ms", RETAIN.as_millis()));
     let families = families.replace("SLICES", &SLICES.to_string());
+    let families = families.replace("DAYS", &DAYS.to_string());
+    let families = families.replace("ZONE", ZONE);
     let families = families.replace("TENANT", &tenant_partitions.to_string());
     let bounded = if reloads.is_multiple_of(2) {
         ""

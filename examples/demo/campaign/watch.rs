@@ -15,7 +15,7 @@ use super::clock::Clock;
 use super::daemon;
 use super::journal::{Counted, Journals, Ms, Time, now};
 use super::persistence::Persistence;
-use super::site::{self, FAMILIES, LASTING, OUTSIDE, READABLE, SLICES, SLIDING, Site, VOTES};
+use super::site::{self, FAMILIES, LASTING, OUTSIDE, READABLE, SLIDING, Site, VOTES};
 use super::window::Windows;
 use crate::Result;
 use crate::families::{NAMESPACE, Place, patiently};
@@ -62,7 +62,7 @@ impl Reader {
             sleep(PAUSE).await;
             reads.wrong += self.overcounted().await;
             let sliding = SLIDING[number % SLIDING.len()];
-            self.check_window(&site, sliding, &mut journals, &mut reads)
+            self.check_windows(&site, sliding, &mut journals, &mut reads)
                 .await?;
             journals.read()?;
             let all = journals.counters.range((*family, 0)..(family + 1, 0));
@@ -120,8 +120,8 @@ impl Reader {
         Ok(reads)
     }
 
-    /// Compares the window of the counter of a family that is used all the time.
-    async fn check_window(
+    /// Compares the windows of the counter of a family that is used all the time.
+    async fn check_windows(
         &self,
         site: &Site,
         family: usize,
@@ -129,7 +129,7 @@ impl Reader {
         reads: &mut Reads,
     ) -> Result<()> {
         let from = now();
-        let Ok(values) = site.window(family, LASTING).await else {
+        let Ok(windows) = site.windows(family, LASTING).await else {
             return Ok(());
         };
         let to = now();
@@ -137,31 +137,32 @@ impl Reader {
         let Some(counted) = journals.counters.get(&(family, LASTING)) else {
             return Ok(());
         };
-        let least = counted.acknowledged_at(|time| self.is_in_window(time, from, to));
         let most = counted.most();
-        for value in values {
+        for (value, seconds) in windows {
+            let is_in_window = |time| self.is_in_window(seconds, time, from, to);
+            let least = counted.acknowledged_at(is_in_window);
             reads.checked += 1;
             if !(least..=most).contains(&value) {
                 reads.wrong += 1;
                 let family = FAMILIES[family];
                 eprintln!(
-                    "a window of {family}: {value} at {from}, which should be {least} to {most}"
+                    "{seconds} s of {family}: {value} at {from}, which should be {least} to {most}"
                 );
             }
         }
         Ok(())
     }
 
-    /// Returns whether a window that was read between these times must have an acknowledged hit: Redis was
-    /// not set back since, its clock was never so late that the slice had left the window, and it is not
-    /// behind the hit now.
-    fn is_in_window(&self, time: Time, from: Ms, to: Ms) -> bool {
+    /// Returns whether a window of so many seconds that was read between these times must have an
+    /// acknowledged hit: Redis was not set back since, its clock was never so late that the hit's slice had
+    /// left the window, and it is not behind the hit now.
+    fn is_in_window(&self, seconds: i64, time: Time, from: Ms, to: Ms) -> bool {
         if time.end >= from || time.begun <= self.windows.borrow().set_back() {
             return false;
         }
         let clock = self.clock.borrow();
         let (hit, read) = (clock.times(time.begun, time.end), clock.times(from, to));
-        let is_left_by = |ms: i64| ms / 1000 - hit.start() / 1000 >= i64::from(SLICES);
+        let is_left_by = |ms: i64| ms / 1000 - hit.start() / 1000 >= seconds;
         let is_ahead = hit.end() > read.start();
         !is_ahead && !is_left_by(*read.end()) && !is_left_by(*clock.times(time.begun, to).end())
     }

@@ -309,6 +309,7 @@ impl<'m> Stage<'m> {
             | Fault::DaemonReloaded
             | Fault::PartitionsChanged => self.strike_daemon(fault, random).await,
             Fault::SecondDatabase => self.serve_elsewhere(random).await,
+            Fault::OtherTimeZones => self.serve_in_other_zones().await,
             Fault::RedisCrashed
             | Fault::RedisPaused
             | Fault::RedisWithoutMemory
