@@ -2,6 +2,7 @@
 //! line.
 
 use std::cell::Cell;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Instant;
 
@@ -89,7 +90,16 @@ pub struct Reports(Lines<BufReader<ChildStdout>>);
 impl Worker {
     /// Starts this program with these arguments, and returns when it is ready.
     pub async fn start(args: &[String]) -> Result<(Self, Reports)> {
+        Worker::start_with(args, None).await
+    }
+
+    /// Starts it with an environment variable.
+    pub async fn start_with(
+        args: &[String],
+        variable: Option<(&str, &Path)>,
+    ) -> Result<(Self, Reports)> {
         let mut command = Command::new(std::env::current_exe()?);
+        command.envs(variable);
         command.envs(removed().map(|guard| (WITHOUT, guard)));
         let mut process = command
             .args(args)

@@ -27,6 +27,8 @@ pub enum Fault {
     PartitionsChanged,
     /// A daemon, or an application, with another database for the same families.
     SecondDatabase,
+    /// A reconciler whose days begin at other times, by other data of time zones.
+    OtherTimeZones,
     /// A client announces a family that no daemon knows.
     UnknownFamilyAnnounced,
     RedisCrashed,
@@ -125,6 +127,7 @@ impl Fault {
             }
             Fault::DaemonKilled | Fault::DaemonPaused | Fault::DaemonReloaded => cast.has_daemon,
             Fault::SecondDatabase
+            | Fault::OtherTimeZones
             | Fault::UnknownFamilyAnnounced
             | Fault::TableLocked
             | Fault::ColumnTooSmall

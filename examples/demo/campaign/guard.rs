@@ -12,7 +12,7 @@ pub const WITHOUT: &str = "COUNTERFOIL_DEMO_WITHOUT";
 static REMOVED: OnceLock<String> = OnceLock::new();
 
 /// Guards whose removal loses or doubles hits, or makes values wrong, under the faults of the campaign.
-const GUARDS: [Guard; 28] = [
+const GUARDS: [Guard; 32] = [
     Guard::Ledger,
     Guard::Registration,
     Guard::Fence,
@@ -38,6 +38,10 @@ const GUARDS: [Guard; 28] = [
     Guard::ReadBack,
     Guard::Clean,
     Guard::Unchanged,
+    Guard::Begun,
+    Guard::Trim,
+    Guard::Ahead,
+    Guard::Expiry,
     Guard::RecountRun,
     Guard::RecountBounds,
     Guard::RecountRejects,

@@ -110,6 +110,11 @@ impl Counted {
         self.begun - self.refused
     }
 
+    /// Returns the number of acknowledged hits of such times.
+    pub fn acknowledged_at(&self, is_such: impl Fn(Time) -> bool) -> i64 {
+        self.times.iter().filter(|time| is_such(**time)).count() as i64
+    }
+
     /// Forgets an acknowledged hit, as if no line was written of it.
     pub fn forget_one(&mut self) {
         self.begun -= i64::from(self.times.pop().is_some());

@@ -2,6 +2,7 @@
 //! servers, connections and processes fail at random. After each round, every row in MySQL is compared
 //! with the journals of the processes.
 
+mod clock;
 mod daemon;
 mod fault;
 mod guard;

@@ -27,7 +27,7 @@ pub async fn write(
         if is_over.get() {
             break;
         }
-        let (id, name) = (draw_id(&mut random), format!("{number}-{drawn}"));
+        let (id, name) = (draw_id(OUTSIDE, &mut random), format!("{number}-{drawn}"));
         let hit = Hit {
             family: OUTSIDE,
             id,

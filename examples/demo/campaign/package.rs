@@ -273,7 +273,7 @@ impl Process {
             self.random.below(SAVES as u64) as usize
         };
         let (id, name) = (
-            draw_id(&mut self.random),
+            draw_id(family, &mut self.random),
             format!("{}-{}", self.setup.number, self.drawn),
         );
         self.drawn += 1;

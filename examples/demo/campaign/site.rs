@@ -43,12 +43,26 @@ const PARTITIONS: [u32; 8] = [4, 4, 2, 1, 1, 2, 2, 3];
 const TENANT_PARTITIONS: u32 = 2;
 /// The families whose counters have one value each.
 pub const READABLE: [usize; 3] = [VIEWS, VOTES, JOBS];
+/// The families that count in windows.
+pub const SLIDING: [usize; 2] = [SERIES, ACTIVITY];
+/// The seconds of these windows, which are slices of a series, or layers of an activity: so few that each
+/// is opened and leaves within a round.
+pub const SLICES: u32 = 5;
+/// The days that another window of the series has, in this time zone.
+const DAYS: u32 = 3;
+pub const ZONE: &str = "Europe/Berlin";
+/// The counter of each of these families that is used all the time.
+pub const LASTING: u64 = 0;
 /// The number of counters of each family at a time.
 const IDS: u64 = 10;
 /// The time for which a counter is used, in ms. A hit that is doubled cannot hide behind one that a
 /// crash loses, unless both are counted in the same time.
 const USED: u64 = 250;
 
+/// The seconds of a day in the least.
+const DAY: i64 = 23 * 3600;
+/// A layer of an activity.
+const LAYER: Duration = Duration::from_secs(1);
 const SYNC_TIME: Duration = Duration::from_millis(200);
 /// The time that a saved vote stays in Redis: far too short for an application.
 const RETAIN: Duration = Duration::from_millis(50);
@@ -91,7 +105,8 @@ sync_time = "SYNC"
 name = "demo/hits"
 kind = "series"
 partitions = 2
-windows = [["1s", 120]]
+windows = [["1s", SLICES], ["day", DAYS]]
+time_zone = "ZONE"
 keep = ["1s"]
 sync_time = "SYNC"
 
@@ -99,6 +114,8 @@ sync_time = "SYNC"
 name = "demo/active"
 kind = "activity"
 partitions = 1
+window = "SLICESs"
+layer = "1s"
 keep_minutes = true
 sync_time = "SYNC"
 
@@ -241,11 +258,13 @@ impl Site {
         }
         let votes = family!(cached, VOTES).table(in_table("votes", "votes"));
         let hits = family!(series, SERIES).keep([Precision::SECOND]);
+        let windows = [(Precision::SECOND, SLICES), (Precision::Day, DAYS)];
+        let active = family!(activity, ACTIVITY).window(SLICES * LAYER, LAYER);
         Ok(Site {
             views: pair.open(buffered(VIEWS, persistence)).await?,
             votes: open!(votes.retain(RETAIN)),
-            hits: open!(hits.windows([(Precision::SECOND, 120)])),
-            active: open!(family!(activity, ACTIVITY).keep_minutes(true)),
+            hits: open!(hits.windows(windows).time_zone(ZONE)),
+            active: open!(active.keep_minutes(true)).cache_for(Duration::ZERO),
             visitors: open!(family!(visitors, VISITORS)),
             jobs: pair.open(buffered(JOBS, persistence)).await?,
             saves: pair.open(buffered(SAVES, persistence)).await?,
@@ -350,11 +369,35 @@ impl Site {
             _ => self.jobs.get_many(ids).await,
         }
     }
+
+    /// Returns the hits in the windows of a counter of one of the [`SLIDING`] families, each with the least
+    /// time of its window in seconds. Visitors are as many as hits, since none comes twice.
+    pub async fn windows(&self, family: usize, id: u64) -> counterfoil::Result<[(i64, i64); 2]> {
+        let (id, seconds) = (id.to_string(), i64::from(SLICES));
+        if family == ACTIVITY {
+            let now = self.active.now(&id).await?;
+            let (views, visitors) = (now.views.cast_signed(), now.visitors.cast_signed());
+            return Ok([(views, seconds), (visitors, seconds)]);
+        }
+        let sum = async |precision| {
+            let slices = self.hits.get(&id, precision).await?;
+            Ok::<_, counterfoil::Error>(slices.iter().map(|slice| slice.count).sum())
+        };
+        let days = i64::from(DAYS - 1) * DAY;
+        Ok([
+            (sum(Precision::SECOND).await?, seconds),
+            (sum(Precision::Day).await?, days),
+        ])
+    }
 }
 
-/// Draws a counter's id.
-pub fn draw_id(random: &mut Random) -> u64 {
-    now() / USED * IDS + random.below(IDS)
+/// Draws the id of a counter of the family.
+pub fn draw_id(family: usize, random: &mut Random) -> u64 {
+    let id = random.below(IDS);
+    if id == LASTING && SLIDING.contains(&family) {
+        return LASTING;
+    }
+    now() / USED * IDS + id
 }
 
 /// Returns the ids that are drawn between these times.
@@ -402,6 +445,9 @@ pub fn configuration(
     let sync = SYNC_TIME.as_millis() + u128::from(reloads % 2) * 50;
     let families = DAEMON_FAMILIES.replace("SYNC", &format!("{sync}ms"));
     let families = families.replace("RETAIN", &format!("{}ms", RETAIN.as_millis()));
+    let families = families.replace("SLICES", &SLICES.to_string());
+    let families = families.replace("DAYS", &DAYS.to_string());
+    let families = families.replace("ZONE", ZONE);
     let families = families.replace("TENANT", &tenant_partitions.to_string());
     let bounded = if reloads.is_multiple_of(2) {
         ""

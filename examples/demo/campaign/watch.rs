@@ -11,10 +11,11 @@ use std::time::Duration;
 use sqlx::MySqlPool;
 use tokio::time::sleep;
 
+use super::clock::Clock;
 use super::daemon;
-use super::journal::{Counted, Journals, now};
+use super::journal::{Counted, Journals, Ms, Time, now};
 use super::persistence::Persistence;
-use super::site::{self, FAMILIES, OUTSIDE, READABLE, Site, VOTES};
+use super::site::{self, FAMILIES, LASTING, OUTSIDE, READABLE, SLIDING, Site, VOTES};
 use super::window::Windows;
 use crate::Result;
 use crate::families::{NAMESPACE, Place, patiently};
@@ -40,6 +41,7 @@ pub struct Reader {
     pub directory: PathBuf,
     pub daemon: Option<SocketAddr>,
     pub windows: Rc<RefCell<Windows>>,
+    pub clock: Rc<RefCell<Clock>>,
     /// The ids whose values may lack hits by a fault of the application.
     pub exempt: Rc<RefCell<Vec<Range<u64>>>>,
     /// The ids of which an older backup may lack rows.
@@ -59,6 +61,9 @@ impl Reader {
             }
             sleep(PAUSE).await;
             reads.wrong += self.overcounted().await;
+            let sliding = SLIDING[number % SLIDING.len()];
+            self.check_windows(&site, sliding, &mut journals, &mut reads)
+                .await?;
             journals.read()?;
             let all = journals.counters.range((*family, 0)..(family + 1, 0));
             let recent = all.rev().take(RECENT);
@@ -113,6 +118,53 @@ impl Reader {
             }
         }
         Ok(reads)
+    }
+
+    /// Compares the windows of the counter of a family that is used all the time.
+    async fn check_windows(
+        &self,
+        site: &Site,
+        family: usize,
+        journals: &mut Journals,
+        reads: &mut Reads,
+    ) -> Result<()> {
+        let from = now();
+        let Ok(windows) = site.windows(family, LASTING).await else {
+            return Ok(());
+        };
+        let to = now();
+        journals.read()?;
+        let Some(counted) = journals.counters.get(&(family, LASTING)) else {
+            return Ok(());
+        };
+        let most = counted.most();
+        for (value, seconds) in windows {
+            let is_in_window = |time| self.is_in_window(seconds, time, from, to);
+            let least = counted.acknowledged_at(is_in_window);
+            reads.checked += 1;
+            if !(least..=most).contains(&value) {
+                reads.wrong += 1;
+                let family = FAMILIES[family];
+                eprintln!(
+                    "{seconds} s of {family}: {value} at {from}, which should be {least} to {most}"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether a window of so many seconds that was read between these times must have an
+    /// acknowledged hit: Redis was not set back since, its clock was never so late that the hit's slice had
+    /// left the window, and it is not behind the hit now.
+    fn is_in_window(&self, seconds: i64, time: Time, from: Ms, to: Ms) -> bool {
+        if time.end >= from || time.begun <= self.windows.borrow().set_back() {
+            return false;
+        }
+        let clock = self.clock.borrow();
+        let (hit, read) = (clock.times(time.begun, time.end), clock.times(from, to));
+        let is_left_by = |ms: i64| ms / 1000 - hit.start() / 1000 >= seconds;
+        let is_ahead = hit.end() > read.start();
+        !is_ahead && !is_left_by(*read.end()) && !is_left_by(*clock.times(time.begun, to).end())
     }
 
     /// Returns the number of saves that a recount has given more hits than rows, and names them.

@@ -142,6 +142,13 @@ impl Windows {
         self.0.iter().any(|window| window.end() == Ms::MAX)
     }
 
+    /// Returns the last time at which Redis was set back, as far as it is known. Its windows may lack all
+    /// hits from before, also those that MySQL has.
+    pub fn set_back(&self) -> Ms {
+        let of_redis = self.0.iter().filter(|it| it.cause == Cause::Redis);
+        of_redis.map(|window| window.crashed).max().unwrap_or(0)
+    }
+
     /// Returns why an acknowledged hit of this time may be missing, if it may.
     pub fn explain(&self, (family, id): Counter, time: Time) -> Option<Cause> {
         let is_of = |window: &&Window| {

@@ -109,7 +109,7 @@ impl Writer {
         let hit = |_| {
             let number = self.drawn.replace(self.drawn.get() + 1);
             let (id, name) = (
-                draw_id(&mut random),
+                draw_id(family, &mut random),
                 format!("{}-{number}", self.args.number),
             );
             Hit { family, id, name }

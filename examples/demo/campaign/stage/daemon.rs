@@ -1,5 +1,6 @@
 //! The faults of the daemon and its configuration.
 
+use std::fs;
 use std::time::Duration;
 
 use counterfoil::MysqlStore;
@@ -12,6 +13,7 @@ use super::super::site;
 use super::super::way::Means;
 use super::{PAUSED, Stage, pause};
 use crate::Result;
+use crate::child::Worker;
 use crate::families::{self, Place};
 use crate::reconcilers::Reconcilers;
 use crate::zipf::Random;
@@ -64,6 +66,20 @@ impl Stage<'_> {
         another.kill().await
     }
 
+    /// Runs a reconciler for which days begin at other times.
+    pub(super) async fn serve_in_other_zones(&self) -> Result<()> {
+        let zones = self.redis.directory().join("zones");
+        let file = zones.join(site::ZONE);
+        fs::create_dir_all(file.parent().unwrap_or(&zones))?;
+        fs::write(&file, zone())?;
+        let Place { redis, mysql } = &self.place;
+        let place = ["--redis", redis, "--mysql", mysql].map(str::to_owned);
+        let args = [&self.way.role(self.persistence)[..], &place].concat();
+        // it has written when days begin once it is ready
+        let (worker, _reports) = Worker::start_with(&args, Some(("TZDIR", &zones))).await?;
+        worker.kill().await
+    }
+
     /// Has the daemon read its configuration again.
     fn reload_daemon(&mut self) -> Result<()> {
         if let Some((daemon, address)) = self.daemon.take() {
@@ -91,4 +107,21 @@ impl Stage<'_> {
         self.reload_daemon()?;
         self.start_package(client, installed, true).await
     }
+}
+
+/// Returns the file of a time zone that is 9 hours ahead of UTC, in the format of RFC 9636.
+fn zone() -> Vec<u8> {
+    let seconds = (9_u32 * 3600).to_be_bytes();
+    // one type, and the four bytes of its name
+    let numbers = [[0; 4], [0; 4], [0; 4], [0; 4], [0, 0, 0, 1], [0, 0, 0, 4]].concat();
+    let block = [
+        b"TZif2",
+        &[0; 15][..],
+        &numbers,
+        &seconds,
+        &[0, 0],
+        b"ZON\0",
+    ]
+    .concat();
+    [&block[..], &block, b"\nZON-9\n"].concat()
 }

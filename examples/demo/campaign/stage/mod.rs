@@ -25,6 +25,7 @@ use tokio::time::sleep;
 use self::mysql::State;
 use self::network::strike_network;
 pub use self::settle::Settled;
+use super::clock::Clock;
 use super::daemon::Daemon;
 use super::fault::{Cast, Fault};
 use super::hand;
@@ -77,6 +78,7 @@ pub struct Stage<'m> {
     /// The name of the client of each journal.
     journals: Vec<String>,
     watch: Watch,
+    clock: Rc<RefCell<Clock>>,
     /// The ids of deleted rows, and of rows that a small column may refuse.
     exempt: Rc<RefCell<Vec<Range<u64>>>>,
     /// The ids of which an older backup may lack rows.
@@ -140,6 +142,7 @@ impl<'m> Stage<'m> {
             packages: Vec::new(),
             journals: Vec::new(),
             watch: Watch::new(),
+            clock: Rc::default(),
             exempt: Rc::default(),
             unsaved: Rc::default(),
             deleted: BTreeMap::new(),
@@ -189,6 +192,7 @@ impl<'m> Stage<'m> {
             directory: self.redis.directory(),
             daemon: self.daemon.as_ref().map(|(_, address)| *address),
             windows: self.watch.windows.clone(),
+            clock: self.clock.clone(),
             exempt: self.exempt.clone(),
             unsaved: self.unsaved.clone(),
             mysql: self.pool.clone(),
@@ -311,6 +315,7 @@ impl<'m> Stage<'m> {
             | Fault::DaemonReloaded
             | Fault::PartitionsChanged => self.strike_daemon(fault, random).await,
             Fault::SecondDatabase => self.serve_elsewhere(random).await,
+            Fault::OtherTimeZones => self.serve_in_other_zones().await,
             Fault::RedisCrashed
             | Fault::RedisPaused
             | Fault::RedisWithoutMemory

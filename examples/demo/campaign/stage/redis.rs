@@ -23,8 +23,8 @@ const AGAIN: usize = 4;
 const MUCH_LATER: u64 = 1_500;
 /// The longest delay of a reply after that, in ms.
 const SLOW: u64 = 800;
-/// The longest step of a clock, in ms.
-const STEP: u64 = 120_000;
+/// The longest step of a clock by some seconds, and by up to two epochs, in ms.
+const STEPS: [u64; 2] = [10_000, 120_000];
 
 impl Stage<'_> {
     pub(super) async fn strike_redis(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
@@ -62,6 +62,10 @@ impl Stage<'_> {
                     .await?
                     .run(announce)
                     .await?)
+            }
+            Fault::ClockForward | Fault::ClockBack => {
+                self.step_clock(fault, random);
+                Ok(())
             }
             fault => strike_server(self.redis.primary(random).await, fault, random).await,
         }
@@ -160,6 +164,22 @@ impl Stage<'_> {
         }
     }
 
+    /// Steps the clock of Redis by some slices of a window, or by far more.
+    fn step_clock(&self, fault: Fault, random: &mut Random) {
+        let Some(server) = self.redis.standalone() else {
+            return;
+        };
+        let step = STEPS[random.below(2) as usize];
+        let by = random.below(step);
+        let length = Duration::from_millis(by);
+        let mut clock = self.clock.borrow_mut();
+        if fault == Fault::ClockForward {
+            clock.step(by.cast_signed(), || server.step_clock_forward(length));
+        } else {
+            clock.step(-by.cast_signed(), || server.step_clock_back(length));
+        }
+    }
+
     /// Ends the disturbances of calls, and waits until those that are late have arrived.
     pub(super) async fn calm(&self) {
         if let Some(proxy) = self.redis.proxy() {
@@ -226,8 +246,6 @@ async fn strike_server(server: &RedisServer, fault: Fault, random: &mut Random) 
                 }
             }
         }
-        Fault::ClockForward => server.step_clock_forward(Duration::from_millis(random.below(STEP))),
-        Fault::ClockBack => server.step_clock_back(Duration::from_millis(random.below(STEP))),
         Fault::ScriptsFlushed => server.run::<()>("SCRIPT FLUSH").await?,
         _ => server.run::<()>("CLIENT KILL TYPE normal").await?,
     }
