@@ -136,7 +136,8 @@ impl ScriptCall {
         #[cfg(feature = "test-hooks")]
         if let Some(text) = crate::testing::ablation::without_guard(self.script.source) {
             let reply = redis.send(&self.with_source(&text)).await;
-            return Reply::new(name, self.first_key(), reply.map_err(not_executed)?);
+            let reply = reply.map_err(|error| classify(redis, name, error))?;
+            return Reply::new(name, self.first_key(), reply);
         }
         let mut reply = redis.send(&self.command).await;
         if matches!(&reply, Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript))
