@@ -3,9 +3,9 @@
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::{self, Duration};
 
 use parking_lot::Mutex;
 use redis::{Cmd, RedisError, ServerErrorKind, ToRedisArgs, cmd};
@@ -21,15 +21,34 @@ use crate::error::{Error, ErrorKind, Result, redis_error};
 /// nothing.
 const PATIENCE: Duration = Duration::from_millis(400);
 
+/// A time that is [`PATIENCE`] before all replies.
+static START: LazyLock<time::Instant> = LazyLock::new(|| {
+    let now = time::Instant::now();
+    now.checked_sub(PATIENCE).unwrap_or(now)
+});
+
 /// The outage of a server, if there is one: of the single server, or in a cluster of the node of
 /// one home.
 #[derive(Debug, Default)]
 pub struct Outage {
     is_out: AtomicBool,
     began: Mutex<Option<(Instant, Error)>>,
+    /// The time of the last reply, in ms after [`START`].
+    replied_ms: AtomicU64,
 }
 
 impl Outage {
+    /// Notes that the server has replied to a call.
+    pub fn replied(&self) {
+        let ms = u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.replied_ms.store(ms, Ordering::Relaxed);
+    }
+
+    fn since_reply(&self) -> Duration {
+        let replied = Duration::from_millis(self.replied_ms.load(Ordering::Relaxed));
+        START.elapsed().saturating_sub(replied)
+    }
+
     /// Refuses a call during an outage: nothing was sent.
     pub async fn check(&self, family: &impl fmt::Display) -> Result<()> {
         if !self.is_out.load(Ordering::Relaxed) {
@@ -46,8 +65,8 @@ impl Outage {
         }
     }
 
-    /// Begins an outage if a call with this error waited in vain, and has the server probed.
-    /// The probe reads a key of the server.
+    /// Begins an outage if a call with this error waited in vain, and no other call got a reply
+    /// meanwhile. Then the server is probed, by reading a key.
     pub fn failed(
         self: &Arc<Self>,
         redis: &Connection,
@@ -55,14 +74,18 @@ impl Outage {
         began: Instant,
         error: &Error,
     ) {
-        if began.elapsed() < PATIENCE || !is_silence(error) {
+        if redis_cause(error).is_some_and(|cause| !is_no_reply(cause)) {
+            self.replied();
+        }
+        let silent = began.elapsed().min(self.since_reply());
+        if silent < PATIENCE || !is_silence(error) {
             return;
         }
         let mut known = self.began.lock();
         if known.is_some() {
             return;
         }
-        *known = Some((began, error.clone()));
+        *known = Some((Instant::now() - silent, error.clone()));
         self.is_out.store(true, Ordering::Relaxed);
         // The lock is released before the spawn: a runtime that shuts down drops the task at once,
         // which ends the outage and takes this lock.
@@ -131,14 +154,19 @@ fn is_silence(error: &Error) -> bool {
     if !matches!(error.kind(), ErrorKind::Redis | ErrorKind::OutcomeUnknown) {
         return false;
     }
+    redis_cause(error).is_none_or(is_no_reply)
+}
+
+/// Returns the error of Redis among the causes.
+fn redis_cause(error: &Error) -> Option<&RedisError> {
     let mut source = error.source();
     while let Some(cause) = source {
         if let Some(error) = redis_error(cause) {
-            return is_no_reply(error);
+            return Some(error);
         }
         source = cause.source();
     }
-    true
+    None
 }
 
 /// Returns whether the error means that no server replies, or that it is not ready. MOVED is one of

@@ -220,8 +220,9 @@ impl Handle {
         let late = |_| Err(self.late(ErrorKind::Redis, self.timeouts.read));
         let reply = timeout_at(wait.deadline + LAST_MOMENT, asked).await;
         let reply = reply.unwrap_or_else(late);
-        if let Err(error) = &reply {
-            route.failed(number, wait.began, error);
+        match &reply {
+            Ok(_) => route.outage(number).replied(),
+            Err(error) => route.failed(number, wait.began, error),
         }
         reply
     }

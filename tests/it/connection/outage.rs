@@ -102,6 +102,42 @@ async fn costs_one_call(page: &Page, end: impl AsyncFnOnce(), begin: impl AsyncF
     .await;
 }
 
+/// A read is refused again and again, and its last attempt has no time for a reply.
+#[tokio::test]
+async fn a_redis_that_refuses_a_read_until_its_last_moment_is_no_outage() {
+    let options = RedisOptions::volatile().arg("lua-time-limit", "20");
+    let pair = Pair::with(options).await;
+    let proxy = Proxy::to(&pair.redis);
+    let views = pair
+        .over(proxy.manager().await)
+        .opened(family("views"))
+        .await;
+    assert_eq!(views.count("page", 1).await, 1);
+    let unlimited = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+    let client = pair.redis.client();
+    let busy = client.get_multiplexed_async_connection_with_config(&unlimited);
+    let mut busy = busy.await.unwrap();
+    let mut endless = redis::cmd("EVAL");
+    endless.arg("while true do end").arg(0);
+    let endless = tokio::spawn(async move { endless.query_async::<()>(&mut busy).await });
+    pause(200).await;
+    let limit = millis(700);
+    let reader = views.clone().read_timeout(limit);
+    let reading = tokio::spawn(async move { reader.get("page").await });
+    pause(600).await;
+    proxy.black_hole();
+    let refused = reading.await.unwrap().unwrap_err().to_string();
+    let next = views.clone().read_timeout(millis(50)).get("page").await;
+    let next = next.unwrap_err().to_string();
+    proxy.heal(Held::Delivered);
+    pair.redis.does("SCRIPT KILL").await;
+    endless.await.unwrap().unwrap_err();
+    assert!(
+        !next.contains("has not replied for"),
+        "{refused}; then {next}"
+    );
+}
+
 #[tokio::test]
 async fn a_redis_that_is_down_costs_one_call_its_time_limit() {
     let pair = Pair::with(RedisOptions::aof("always")).await;
