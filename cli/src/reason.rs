@@ -188,8 +188,8 @@ impl From<Error> for Reason {
     }
 }
 
-/// Returns the text of an error with its causes in one line, to which a sentence may be added. That Redis refuses
-/// a login is said once: its own reply says no more, except that a password is missing.
+/// Returns the text of an error with its causes in one line, to which a sentence may be added. That
+/// Redis refuses a login is said once: its own reply says no more, except that a password is missing.
 pub fn text_of(error: &Error) -> String {
     let outer = error.to_string();
     if outer.ends_with("rejected the credentials") {
@@ -198,7 +198,8 @@ pub fn text_of(error: &Error) -> String {
             _ => outer,
         };
     }
-    let lines: Vec<_> = format!("{error:#}").lines().map(str::to_owned).collect();
+    let text = format!("{error:#}");
+    let lines: Vec<_> = text.lines().collect();
     lines.join(" ").trim_end_matches([' ', '.']).to_owned()
 }
 

@@ -58,7 +58,7 @@ pub enum Fault {
     TableLocked,
     /// A table refuses values above a limit.
     ColumnTooSmall,
-    /// The same for saves. A recount reads them before they are added.
+    /// A table refuses saves. A recount reads them before they are added.
     SavesRefused,
     RowDeleted,
     ConnectionCutInARequest,

@@ -22,7 +22,7 @@ const NOTICED: Ms = 45_000;
 /// The time after which a partition of a Redis that was restarted counts as one that was not set back,
 /// in ms.
 const RESTARTED: Ms = 10_000;
-/// The same without a restart: then reconcilers compare an idle partition every 30 s only
+/// The same time without a restart: then reconcilers compare an idle partition every 30 s only
 /// (docs/protocol.md, 3.9).
 const NOT_RESTARTED: Ms = 40_000;
 

@@ -113,7 +113,7 @@ impl<'m> Stage<'m> {
             site::move_values(&pool, disk.dir()).await?;
         }
         site::register(&pool, VIEWS, persistence).await?;
-        let state = State::back_up(mysql, &pool, &BTreeMap::new()).await?;
+        let start = State::back_up(mysql, &pool, &BTreeMap::new()).await?;
         let mysql_proxy = Proxy::to_unix(mysql.socket());
         let socket = |path: &Path| path.display().to_string();
         let place = Place {
@@ -129,7 +129,7 @@ impl<'m> Stage<'m> {
             way,
             redis,
             mysql,
-            start: state,
+            start,
             mysql_proxy,
             pool,
             means,

@@ -30,7 +30,7 @@ pub(super) struct State {
     backup: Rc<Backup>,
     /// A time before the backup.
     begun: Ms,
-    /// What its ledger has at least, and at most.
+    /// The least and the most that its ledger has.
     ledgers: Rc<(Ledger, Ledger)>,
     /// The hits of the rows that were deleted.
     deleted: BTreeMap<u64, i64>,
