@@ -87,6 +87,7 @@ pub mod test_hooks {
     pub use crate::scripts::partition::settings::Destination;
     pub use crate::store::mysql::Run;
     pub use crate::testing::ablation::{Guard, take_out};
+    pub use crate::testing::resumed::resume_from;
     pub use crate::testing::simulated::{set_clock_error, set_time};
 
     /// Returns the rule for the ids, names or pages that a caller gives.

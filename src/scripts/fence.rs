@@ -8,6 +8,7 @@ use crate::scripts::bundle::{Arg, borrowed, owned};
 use crate::scripts::keys::{Key, Keys};
 use crate::scripts::random::{random, random_name};
 use crate::testing::ablation::{self, Guard};
+use crate::testing::resumed;
 
 /// The longest step from a caller's number to its next.
 const LONGEST_STEP: u64 = 1 << 20;
@@ -67,7 +68,8 @@ impl Callers {
     pub fn take(&mut self) -> Result<Caller> {
         let process = std::process::id();
         if process != self.process {
-            let idle = Vec::new();
+            let resumed = resumed::caller().map(Arc::from);
+            let idle = Vec::from_iter(resumed.map(|name| Caller { name, n: 0 }));
             *self = Callers { idle, process };
         }
         let mut caller = match self.idle.pop() {

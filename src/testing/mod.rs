@@ -1,4 +1,5 @@
-//! Hooks for the project's own tests: removable guards, and simulated time.
+//! Hooks for the project's own tests: removable guards, resumed machines, and simulated time.
 
 pub mod ablation;
+pub mod resumed;
 pub mod simulated;

@@ -43,6 +43,11 @@ impl Clock {
         });
     }
 
+    /// Returns whether it may have stepped since then.
+    pub fn has_stepped_since(&self, time: Ms) -> bool {
+        self.0.last().is_some_and(|last| last.from >= time)
+    }
+
     /// Returns the least and the greatest time that Redis may have had between these times.
     pub fn times(&self, from: Ms, to: Ms) -> RangeInclusive<i64> {
         let first = self.0.partition_point(|period| period.to < from);

@@ -11,6 +11,8 @@ pub enum Fault {
     /// A writer is paused while Redis forgets its last calls.
     WriterPausedForTwoEpochs,
     AllWritersRestarted,
+    /// Two writers begin with the callers of one snapshot.
+    MachineResumedTwice,
     /// Redis forgets requests, and jobs that were counted in the epoch before are made again.
     RequestsRepeatedLate,
     PackageKilled,
@@ -129,6 +131,7 @@ impl Fault {
             Fault::SecondDatabase
             | Fault::OtherTimeZones
             | Fault::UnknownFamilyAnnounced
+            | Fault::MachineResumedTwice
             | Fault::TableLocked
             | Fault::ColumnTooSmall
             | Fault::RowDeleted

@@ -12,10 +12,11 @@ pub const WITHOUT: &str = "COUNTERFOIL_DEMO_WITHOUT";
 static REMOVED: OnceLock<String> = OnceLock::new();
 
 /// Guards whose removal loses or doubles hits, or makes values wrong, under the faults of the campaign.
-const GUARDS: [Guard; 32] = [
+const GUARDS: [Guard; 35] = [
     Guard::Ledger,
     Guard::Registration,
     Guard::Fence,
+    Guard::Step,
     Guard::AnyEpoch,
     Guard::OneMemory,
     Guard::NoMemory,
@@ -35,6 +36,7 @@ const GUARDS: [Guard; 32] = [
     Guard::Release,
     Guard::Comparison,
     Guard::Ticket,
+    Guard::OldRow,
     Guard::ReadBack,
     Guard::Clean,
     Guard::Unchanged,
@@ -44,6 +46,7 @@ const GUARDS: [Guard; 32] = [
     Guard::Expiry,
     Guard::RecountRun,
     Guard::RecountBounds,
+    Guard::RecountMoved,
     Guard::RecountRejects,
 ];
 

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::journal::{Counter, Hit, Ms, now};
 use super::persistence::Persistence;
+use super::{likes, seats};
 use crate::Result;
 use crate::families::{NAMESPACE, Pair, Place};
 use crate::zipf::Random;
@@ -138,6 +139,21 @@ partitions = 2
 sync_time = "SYNC"
 
 [[family]]
+name = "demo/seats"
+kind = "cached"
+partitions = 1
+table = { name = "seats", write = "upsert", keys = [["id", "unsigned"]], value = "taken" }
+max = 100
+retain = "10s"
+sync_time = "SYNC"
+
+[[family]]
+name = "demo/likes"
+kind = "buffered"
+partitions = 1
+sync_time = "SYNC"
+
+[[family]]
 name = "tenant-*/views"
 kind = "buffered"
 partitions = TENANT
@@ -217,7 +233,7 @@ fn buffered(family: usize, persistence: Persistence) -> FamilyBuilder<BufferedCo
     }
 }
 
-fn in_table(table: &str, value: &str) -> Table {
+pub fn in_table(table: &str, value: &str) -> Table {
     Table::upsert(table)
         .key("id", KeyType::Unsigned)
         .value(value)
@@ -239,6 +255,8 @@ pub struct Site {
     visitors: Visitors,
     jobs: BufferedCounters,
     saves: BufferedCounters,
+    pub seats: CachedCounters,
+    pub likes: BufferedCounters,
     mysql: MySqlPool,
 }
 
@@ -268,6 +286,8 @@ impl Site {
             visitors: open!(family!(visitors, VISITORS)),
             jobs: pair.open(buffered(JOBS, persistence)).await?,
             saves: pair.open(buffered(SAVES, persistence)).await?,
+            seats: open!(seats::family()),
+            likes: open!(likes::family()),
             mysql: pair.mysql()?.pool().clone(),
             pair,
         })
@@ -345,17 +365,13 @@ impl Site {
         recount.timeout(LEASE).lease(LEASE)
     }
 
-    /// Recounts saves until the rows and their counters must be equal. Writers and recounters have ended.
+    /// Recounts saves and likes until the rows and their counters must be equal. Writers and recounters
+    /// have ended.
     pub async fn recount_at_the_end(&self) -> Result<()> {
         // the first run may continue one that was left, which checked some ids earlier
         for _ in 0..2 {
-            loop {
-                match self.recount(true).run_once().await {
-                    Ok(_) => break,
-                    Err(error) if error.kind() == ErrorKind::Busy => sleep(LEASE).await,
-                    Err(error) => return Err(error.into()),
-                }
-            }
+            finish(|| self.recount(true)).await?;
+            finish(|| likes::recount(self)).await?;
         }
         Ok(())
     }
@@ -391,6 +407,17 @@ impl Site {
     }
 }
 
+/// Completes a run of a recount.
+async fn finish(recount: impl Fn() -> RecountBuilder) -> Result<()> {
+    loop {
+        match recount().run_once().await {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::Busy => sleep(LEASE).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// Draws the id of a counter of the family.
 pub fn draw_id(family: usize, random: &mut Random) -> u64 {
     let id = random.below(IDS);
@@ -405,10 +432,12 @@ pub fn ids_in_use(from: Ms, to: Ms) -> Range<u64> {
     from / USED * IDS..(to / USED + 1) * IDS
 }
 
-/// Recounts saves from now on, and returns the pair for a reconciler.
+/// Recounts saves and likes from now on, and returns the pair for a reconciler.
 pub async fn serve(place: &Place, persistence: Persistence) -> counterfoil::Result<Pair> {
     let site = Site::open(place, persistence).await?;
-    site.recount(false).every(RECOUNT_EVERY).start()?.detach();
+    for recount in [site.recount(false), likes::recount(&site)] {
+        recount.every(RECOUNT_EVERY).start()?.detach();
+    }
     Ok(site.pair)
 }
 
@@ -454,7 +483,8 @@ pub fn configuration(
     } else {
         "max = 1000000000\n"
     };
-    pair + &families.replace("retain =", &format!("{bounded}retain ="))
+    // votes are the first family with one
+    pair + &families.replacen("retain =", &format!("{bounded}retain ="), 1)
 }
 
 /// Returns the number of partitions of the tenant's family after so many changes.
@@ -472,7 +502,9 @@ pub fn tenant(persistence: Persistence, changes: u32) -> counterfoil::Result<Fam
 /// Creates the tables of the application.
 pub async fn create_tables(mysql: &MySqlPool) -> Result<()> {
     let create = "CREATE TABLE votes (id BIGINT UNSIGNED PRIMARY KEY, votes BIGINT NOT NULL); \
-                  CREATE TABLE saves (id BIGINT UNSIGNED, name VARBINARY(64), PRIMARY KEY (id, name))";
+                  CREATE TABLE saves (id BIGINT UNSIGNED, name VARBINARY(64), PRIMARY KEY (id, name)); \
+                  CREATE TABLE seats (id BIGINT UNSIGNED PRIMARY KEY, taken BIGINT NOT NULL); \
+                  CREATE TABLE likes (id BIGINT UNSIGNED PRIMARY KEY)";
     sqlx::raw_sql(create).execute(mysql).await?;
     Ok(())
 }
@@ -489,24 +521,30 @@ pub async fn move_values(mysql: &MySqlPool, disk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of saves whose rows and counters differ.
+/// Returns the number of saves and likes whose rows and counters differ.
 pub async fn miscounted(mysql: &MySqlPool) -> Result<u64> {
-    let counted: Vec<(String, i64)> = sqlx::query_as(
-        "SELECT CAST(v.id AS CHAR), v.value FROM counterfoil_values AS v \
-         JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = 'saves' AND v.value <> 0",
+    let counted: Vec<(String, String, i64)> = sqlx::query_as(
+        "SELECT CAST(f.name AS CHAR), CAST(v.id AS CHAR), v.value FROM counterfoil_values AS v \
+         JOIN counterfoil_families AS f ON f.number = v.family \
+         WHERE f.name IN ('saves', 'likes') AND v.value <> 0",
     )
     .fetch_all(mysql)
     .await?;
-    let rows = sqlx::query_as("SELECT CAST(id AS CHAR), COUNT(*) FROM saves GROUP BY id");
-    let rows: Vec<(String, i64)> = rows.fetch_all(mysql).await?;
+    let rows: Vec<(String, String, i64)> = sqlx::query_as(
+        "SELECT 'saves', CAST(id AS CHAR), COUNT(*) FROM saves GROUP BY id \
+         UNION ALL SELECT 'likes', CAST(id AS CHAR), 1 FROM likes",
+    )
+    .fetch_all(mysql)
+    .await?;
     let (counted, rows) = (BTreeSet::from_iter(counted), BTreeSet::from_iter(rows));
-    for (id, number) in counted.symmetric_difference(&rows) {
-        let of = if rows.contains(&(id.clone(), *number)) {
+    for differing in counted.symmetric_difference(&rows) {
+        let of = if rows.contains(differing) {
             "rows"
         } else {
             "counted"
         };
-        eprintln!("save {id}: {number} {of}");
+        let (family, id, number) = differing;
+        eprintln!("{family} {id}: {number} {of}");
     }
     Ok(counted.symmetric_difference(&rows).count() as u64)
 }
@@ -515,7 +553,8 @@ pub async fn miscounted(mysql: &MySqlPool) -> Result<u64> {
 /// run.
 pub async fn wait_for_correction(mysql: &MySqlPool) -> Result<u64> {
     let select = "SELECT run, TIMESTAMPDIFF(MICROSECOND, started_at, CURRENT_TIMESTAMP(3)) \
-                  FROM counterfoil_recounts ORDER BY run DESC LIMIT 1";
+                  FROM counterfoil_recounts JOIN counterfoil_families AS f ON f.number = family \
+                  WHERE f.name = 'saves' ORDER BY run DESC LIMIT 1";
     let begun = Instant::now();
     while begun.elapsed() < BEGUN {
         let last: Option<(u64, i64)> = sqlx::query_as(select).fetch_optional(mysql).await?;
@@ -531,7 +570,8 @@ pub async fn wait_for_correction(mysql: &MySqlPool) -> Result<u64> {
 
 /// Waits until the run of a recount has ended, but no longer than it takes to continue it.
 pub async fn wait_for_end(mysql: &MySqlPool, run: u64) -> sqlx::Result<()> {
-    let select = "SELECT COUNT(*) FROM counterfoil_recounts WHERE run = ? AND finished_at IS NULL";
+    let select = "SELECT COUNT(*) FROM counterfoil_recounts JOIN counterfoil_families AS f \
+                  ON f.number = family WHERE f.name = 'saves' AND run = ? AND finished_at IS NULL";
     let end = Instant::now() + 2 * (LEASE + WITHIN);
     while Instant::now() < end {
         let left: i64 = sqlx::query_scalar(select)
@@ -555,14 +595,15 @@ pub async fn overcounted(mysql: &MySqlPool) -> sqlx::Result<Vec<u64>> {
 }
 
 /// Returns the hits in MySQL. Ids are `SECOND/ID` of a series, `views/MINUTE/ID` of an activity, and
-/// `ID/DAY` of visitors. Votes include what another program added.
+/// `ID/DAY` of visitors. Votes include what another program added. Likes are not among them.
 pub async fn stored(mysql: &MySqlPool) -> Result<BTreeMap<Counter, i64>> {
     let rows: Vec<(String, String, u64, i64)> = sqlx::query_as(
         "SELECT CAST(f.namespace AS CHAR), CAST(f.name AS CHAR), \
            CAST(SUBSTRING_INDEX(v.id, '/', IF(f.name = 'visitors', 1, -1)) AS UNSIGNED), \
            CAST(SUM(v.value) AS SIGNED) \
          FROM counterfoil_values AS v JOIN counterfoil_families AS f ON f.number = v.family \
-         WHERE NOT (f.name = 'active' AND v.id LIKE 'visitors/%') GROUP BY 1, 2, 3 \
+         WHERE NOT (f.name = 'active' AND v.id LIKE 'visitors/%') AND f.name <> 'likes' \
+         GROUP BY 1, 2, 3 \
          UNION ALL SELECT 'demo', 'views', id, hits FROM views \
          UNION ALL SELECT 'demo', 'votes', id, votes FROM votes",
     )

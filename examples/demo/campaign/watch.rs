@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use sqlx::MySqlPool;
 use tokio::time::sleep;
+use tokio::try_join;
 
 use super::clock::Clock;
 use super::daemon;
@@ -17,6 +18,7 @@ use super::journal::{Counted, Journals, Ms, Time, now};
 use super::persistence::Persistence;
 use super::site::{self, FAMILIES, LASTING, OUTSIDE, READABLE, SLIDING, Site, VOTES};
 use super::window::Windows;
+use super::{likes, seats};
 use crate::Result;
 use crate::families::{NAMESPACE, Place, patiently};
 
@@ -32,6 +34,23 @@ pub struct Reads {
     pub by_daemon: u64,
     /// Those that lack an acknowledged hit, or have one too many.
     pub wrong: u64,
+}
+
+impl Reads {
+    /// Notes a value that was checked, and describes it if it is wrong.
+    pub fn note(&mut self, is_right: bool, what: impl FnOnce() -> String) {
+        self.checked += 1;
+        if !is_right {
+            self.wrong += 1;
+            eprintln!("{}", what());
+        }
+    }
+
+    fn add(&mut self, more: Reads) {
+        self.checked += more.checked;
+        self.by_daemon += more.by_daemon;
+        self.wrong += more.wrong;
+    }
 }
 
 /// The parameters of the reads, and what they are compared with.
@@ -54,6 +73,21 @@ impl Reader {
     pub async fn run(self, is_over: &Cell<bool>) -> Result<Reads> {
         let open = async || Site::open(&self.place, self.persistence).await;
         let site = patiently(open).await?;
+        let counters = self.check_counters(&site, is_over);
+        let seats = async { Ok(seats::check(&site, &self, is_over).await) };
+        let likes = async { Ok(likes::check(&site, &self, is_over).await) };
+        let (mut reads, seats, likes) = try_join!(counters, seats, likes)?;
+        reads.add(seats);
+        reads.add(likes);
+        Ok(reads)
+    }
+
+    /// Returns whether neither server was set back since then, and the clock of Redis did not step.
+    pub fn is_calm_since(&self, time: Ms) -> bool {
+        self.windows.borrow().are_over_by(time) && !self.clock.borrow().has_stepped_since(time)
+    }
+
+    async fn check_counters(&self, site: &Site, is_over: &Cell<bool>) -> Result<Reads> {
         let (mut journals, mut reads) = (Journals::new(self.directory.clone()), Reads::default());
         for (number, family) in READABLE.iter().cycle().enumerate() {
             if is_over.get() {
@@ -62,7 +96,7 @@ impl Reader {
             sleep(PAUSE).await;
             reads.wrong += self.overcounted().await;
             let sliding = SLIDING[number % SLIDING.len()];
-            self.check_windows(&site, sliding, &mut journals, &mut reads)
+            self.check_windows(site, sliding, &mut journals, &mut reads)
                 .await?;
             journals.read()?;
             let all = journals.counters.range((*family, 0)..(family + 1, 0));
@@ -100,21 +134,12 @@ impl Reader {
                     .map_or(0, Counted::most);
                 let least = acknowledged - exposed.all();
                 let most = counted.most() + if *family == VOTES { outside } else { 0 };
-                reads.checked += 1;
                 reads.by_daemon += u64::from(by_daemon.is_some());
-                if !(least..=most).contains(&value) {
-                    reads.wrong += 1;
-                    let family = FAMILIES[*family];
-                    let by = if by_daemon.is_some() {
-                        "daemon"
-                    } else {
-                        "crate"
-                    };
-                    let at = now();
-                    eprintln!(
-                        "{family} {id}: {value} by the {by} at {at}, which should be {least} to {most}"
-                    );
-                }
+                reads.note((least..=most).contains(&value), || {
+                    let (family, at) = (FAMILIES[*family], now());
+                    let by = by_daemon.map_or("crate", |_| "daemon");
+                    format!("{family} {id}: {value} by the {by} at {at}, which should be {least} to {most}")
+                });
             }
         }
         Ok(reads)
@@ -141,14 +166,12 @@ impl Reader {
         for (value, seconds) in windows {
             let is_in_window = |time| self.is_in_window(seconds, time, from, to);
             let least = counted.acknowledged_at(is_in_window);
-            reads.checked += 1;
-            if !(least..=most).contains(&value) {
-                reads.wrong += 1;
+            reads.note((least..=most).contains(&value), || {
                 let family = FAMILIES[family];
-                eprintln!(
+                format!(
                     "{seconds} s of {family}: {value} at {from}, which should be {least} to {most}"
-                );
-            }
+                )
+            });
         }
         Ok(())
     }

@@ -142,6 +142,11 @@ impl Windows {
         self.0.iter().any(|window| window.end() == Ms::MAX)
     }
 
+    /// Returns whether no hit of this time or later may be lost.
+    pub fn are_over_by(&self, time: Ms) -> bool {
+        self.0.iter().all(|window| window.end() < time)
+    }
+
     /// Returns the last time at which Redis was set back, as far as it is known. Its windows may lack all
     /// hits from before, also those that MySQL has.
     pub fn set_back(&self) -> Ms {

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use counterfoil::test_hooks::resume_from;
 use tokio::time::sleep;
 
 use super::job;
@@ -36,9 +37,15 @@ pub struct Args {
     /// The number of its journal.
     #[arg(long)]
     number: usize,
+    /// The snapshot that its machine was resumed from.
+    #[arg(long)]
+    snapshot: Option<String>,
 }
 
 pub async fn run(args: Args) -> Result<()> {
+    if let Some(snapshot) = &args.snapshot {
+        resume_from(snapshot);
+    }
     let orders = child::orders();
     let writer = Writer {
         scribe: Scribe::create(&args.directory, args.number)?,

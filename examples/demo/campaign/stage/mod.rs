@@ -156,7 +156,7 @@ impl<'m> Stage<'m> {
             stage.daemon = Some((Daemon::start(&program, &config)?, address));
         }
         for _ in 0..WRITERS {
-            stage.start_writer().await?;
+            stage.start_writer(None).await?;
         }
         let last = clients.len().saturating_sub(1);
         for (index, (client, installed)) in clients.into_iter().enumerate() {
@@ -253,10 +253,11 @@ impl<'m> Stage<'m> {
         Ok(path)
     }
 
-    async fn start_writer(&mut self) -> Result<()> {
+    /// Starts a writer, on a machine that was resumed from a snapshot if there is one.
+    async fn start_writer(&mut self, snapshot: Option<&str>) -> Result<()> {
         let number = self.journal("the crate");
         let Place { redis, mysql } = &self.place;
-        let args = [
+        let mut args = vec![
             "count-process".to_owned(),
             format!("--redis={redis}"),
             format!("--mysql={mysql}"),
@@ -265,6 +266,7 @@ impl<'m> Stage<'m> {
             format!("--directory={}", self.redis.directory().display()),
             format!("--number={number}"),
         ];
+        args.extend(snapshot.map(|name| format!("--snapshot={name}")));
         self.writers.push(Worker::start(&args).await?);
         Ok(())
     }

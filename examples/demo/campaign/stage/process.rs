@@ -11,7 +11,7 @@ use super::super::journal::Journals;
 use super::super::package::{Counting, Order};
 use super::super::site::{self, Home, JOBS, TOO_LATE, WITHIN};
 use super::super::way::Means;
-use super::{LATE, Stage, finish, pause};
+use super::{LATE, Stage, WRITERS, finish, pause};
 use crate::Result;
 use crate::disturb::cut_mysql;
 use crate::zipf::Random;
@@ -29,7 +29,7 @@ impl Stage<'_> {
             Fault::WriterKilled => {
                 let (writer, _) = self.writers.remove(0);
                 writer.kill().await?;
-                self.start_writer().await
+                self.start_writer(None).await
             }
             Fault::WriterPaused => {
                 self.writers[0].0.signal("STOP");
@@ -50,6 +50,7 @@ impl Stage<'_> {
                 self.repeat_jobs().await
             }
             Fault::AllWritersRestarted => self.restart_writers().await,
+            Fault::MachineResumedTwice => self.resume_twice(random).await,
             Fault::PackageKilled => {
                 self.any_package(random).order(Order::Kill);
                 Ok(())
@@ -152,13 +153,25 @@ impl Stage<'_> {
         Ok(())
     }
 
+    /// Replaces all writers by two that begin with the callers of one snapshot.
+    async fn resume_twice(&mut self, random: &mut Random) -> Result<()> {
+        for (writer, _) in self.writers.drain(..) {
+            writer.kill().await?;
+        }
+        let snapshot = format!("{:016x}", random.below(u64::MAX));
+        while self.writers.len() < WRITERS {
+            self.start_writer(Some(&snapshot)).await?;
+        }
+        Ok(())
+    }
+
     /// Replaces all writers, as a release of the application does. Each finishes its calls.
     async fn restart_writers(&mut self) -> Result<()> {
         for package in &self.packages {
             package.order(Order::Restart);
         }
         for _ in 0..self.writers.len() {
-            self.start_writer().await?;
+            self.start_writer(None).await?;
             let writer = self.writers.remove(0);
             finish(writer).await?;
         }

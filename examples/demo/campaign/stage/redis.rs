@@ -150,7 +150,7 @@ impl Stage<'_> {
             proxy.delay_replies(Duration::ZERO);
         }
         while self.writers.len() < WRITERS {
-            self.start_writer().await?;
+            self.start_writer(None).await?;
         }
         self.repeat_jobs().await
     }
@@ -208,15 +208,21 @@ impl Stage<'_> {
     }
 }
 
-/// Returns whether a call counts hits, but no votes: no late call of a cached counter outlives a set-back
-/// (docs/protocol.md, 4.2).
+/// Returns whether a call counts hits.
 fn is_count(call: &[u8]) -> bool {
-    contains(call, b"EVALSHA") && contains(call, b"}:calls") && !contains(call, b"/votes/")
+    is_about(call, b"}:calls")
 }
 
-/// Returns whether a call is a reconciler's, of a batch other than of votes.
+/// Returns whether a call is a reconciler's, of a batch.
 fn is_of_batch(call: &[u8]) -> bool {
-    contains(call, b"EVALSHA") && contains(call, b"}:batch") && !contains(call, b"/votes/")
+    is_about(call, b"}:batch")
+}
+
+/// Returns whether a script has such a key, of no cached counters: no late call of them outlives a set-back
+/// (docs/protocol.md, 4.2).
+fn is_about(call: &[u8], key: &[u8]) -> bool {
+    let is_cached = contains(call, b"/votes/") || contains(call, b"/seats/");
+    contains(call, b"EVALSHA") && contains(call, key) && !is_cached
 }
 
 async fn strike_server(server: &RedisServer, fault: Fault, random: &mut Random) -> Result<()> {
