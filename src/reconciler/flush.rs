@@ -19,6 +19,7 @@ use crate::reconciler::cached;
 use crate::reconciler::flusher::Flusher;
 use crate::reconciler::set_back::{self, report_lost};
 use crate::reconciler::step::{Step, caught};
+use crate::reconciler::upkeep;
 use crate::scripts::partition::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::store::{ApplyReply, Batch, Progress, Registration};
 use crate::testing::ablation::{self, Guard};
@@ -409,8 +410,7 @@ async fn renew(
     let is_other = match renewed.get(&held.id.family) {
         Some(is_other) => *is_other,
         // a failure to register is ignored: the error of the batch says more
-        None => opened
-            .renew(&*flusher.shared.store, before)
+        None => upkeep::renew(flusher, opened, before)
             .await
             .unwrap_or(false),
     };

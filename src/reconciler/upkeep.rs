@@ -2,6 +2,7 @@
 //! the search for partitions beyond the family's number (docs/protocol.md, sections 3.2 and 8).
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;
@@ -67,11 +68,30 @@ pub async fn begin_epochs(flusher: &Flusher, opened: &OpenFamily) -> Result<()> 
     }
 }
 
+/// Registers the family again, because the database does not have it as this process knows it. If the
+/// database has lost it, Redis must have it as this process knows it: another process may have changed its
+/// partitions. Returns whether it is registered otherwise than before.
+///
+/// # Errors
+/// [`Mismatch`](ErrorKind::Mismatch) if the database or Redis has another family.
+pub async fn renew(
+    flusher: &Flusher,
+    opened: &OpenFamily,
+    before: &Arc<Registration>,
+) -> Result<bool> {
+    let (shared, family) = (&flusher.shared, &opened.family);
+    // other errors are those of the registration, too
+    if let Ok(None) = shared.store.find(&family.to_string()).await {
+        try_each(&shared.homes(family), |(_, home)| home.epoch(family, "")).await?;
+    }
+    opened.renew(&*shared.store, before).await
+}
+
 /// Registers the family again, and writes the settings that the database then has.
 async fn configure_anew(flusher: &Flusher, opened: &OpenFamily) -> Result<()> {
     let store = &*flusher.shared.store;
     let known = opened.registered(store).await?;
-    opened.renew(store, &known).await?;
+    renew(flusher, opened, &known).await?;
     let registered = opened.registered_now(store).await?;
     configure(flusher, &registered).await
 }

@@ -439,6 +439,37 @@ async fn a_family_that_the_database_lost_is_registered_again() {
     assert_eq!(values("views").await, 4);
 }
 
+/// A reconciler that has not noticed a change of partitions is the first to miss the family in a database
+/// that was set back.
+#[tokio::test]
+async fn a_family_that_the_database_lost_keeps_its_partitions() {
+    let [of_2, of_3] = [2, 3].map(|partitions| family("views").partitions(partitions).at_once());
+    let (pair, _other) = Pair::of(family("other")).await;
+    pair.open(of_2).await;
+    let serving = pair.other().await;
+    let _reconciler = serving.reconciler().all().start().await.unwrap();
+    let operator = pair.other().await;
+    operator
+        .reconfigure(&of_3.clone().build().unwrap())
+        .await
+        .unwrap();
+    let views = operator.opened(of_3).await;
+    pair.sql("DELETE FROM counterfoil_families WHERE name = 'views'")
+        .await;
+    let ids = pages(20);
+    for id in &ids {
+        views.count(id, 1).await;
+    }
+    pause(1_000).await;
+    operator.drained().await;
+    assert_eq!(stored(&pair, "views").await, 20);
+    let partitions =
+        "SELECT CAST(partitions AS SIGNED) FROM counterfoil_families WHERE name = 'views'";
+    assert_eq!(pair.number(partitions).await, 3);
+    views.count("page/0", 1).await;
+    assert_eq!(views.value("page/0").await, 2);
+}
+
 #[tokio::test]
 async fn windows_change_with_a_deploy() {
     let pair = Pair::new().await;
