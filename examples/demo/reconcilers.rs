@@ -60,10 +60,7 @@ impl Reconcilers {
     }
 
     async fn start_one(&mut self) -> Result<()> {
-        let Place { redis, mysql } = &self.place;
-        let place = ["--redis", redis, "--mysql", mysql].map(str::to_owned);
-        let args = [&self.role[..], &place].concat();
-        let (worker, reports) = Worker::start(&args).await?;
+        let (worker, reports) = Worker::start(&arguments(&self.role, &self.place)).await?;
         self.running
             .push((worker, tokio::spawn(collect(reports, self.lags.clone()))));
         Ok(())
@@ -101,6 +98,12 @@ impl Reconcilers {
         }
         Ok(std::mem::take(&mut *self.lags.lock()))
     }
+}
+
+/// Returns the arguments with which this program takes a role, on these servers.
+pub fn arguments(role: &[String], Place { redis, mysql }: &Place) -> Vec<String> {
+    let place = ["--redis", redis, "--mysql", mysql].map(str::to_owned);
+    [role, &place].concat()
 }
 
 /// Collects lags until the process exits.

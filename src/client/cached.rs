@@ -469,7 +469,8 @@ impl CachedCounters {
     ) -> Result<Vec<Option<i64>>> {
         let missing_ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
         let family = self.handle.registered().await?;
-        let rows = self.handle.shared.store.rows(&family, &missing_ids).await?;
+        let rows = self.handle.shared.store.rows(&family, &missing_ids).await;
+        let rows = self.handle.or_renewed(&family, rows).await?;
         missing_ids
             .iter()
             .zip(rows)

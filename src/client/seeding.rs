@@ -62,7 +62,8 @@ impl Seeding {
                 // bounds in Redis may be wider than what a row can hold.
                 upkeep::configure(&Flusher::new(shared.clone()), &family).await?;
             }
-            let rows = shared.store.rows(&family, &[&id]).await?;
+            let rows = shared.store.rows(&family, &[&id]).await;
+            let rows = upkeep::or_renewed(&shared, &opened, &family, rows).await?;
             Ok(rows.first().copied().flatten())
         };
         let read = Arc::new(RowRead {

@@ -415,11 +415,11 @@ async fn renew(
             .unwrap_or(false),
     };
     renewed.insert(held.id.family, is_other);
-    if !is_other {
-        return error;
+    if is_other {
+        upkeep::registered_again(&opened.family, error)
+    } else {
+        error
     }
-    let again = format!("{}: registered again", opened.family);
-    Error::new(ErrorKind::Busy, again).with_source(error)
 }
 
 /// Releases a batch that the database has, or begins anew if it proves that Redis was set back.

@@ -4,10 +4,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::error::{ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::process::family::OpenFamily;
+use crate::process::shared::Shared;
 use crate::process::tasks::try_each;
 use crate::process::work::{FamilySlot, PartitionId};
 use crate::reconciler::flusher::Flusher;
@@ -85,6 +86,31 @@ pub async fn renew(
         try_each(&shared.homes(family), |(_, home)| home.epoch(family, "")).await?;
     }
     opened.renew(&*shared.store, before).await
+}
+
+/// Returns the database's reply. If it refuses the family under the number that this process knows, the
+/// family is registered again, and the error is retryable if it has another number now.
+pub async fn or_renewed<T>(
+    shared: &Arc<Shared>,
+    opened: &OpenFamily,
+    before: &Arc<Registration>,
+    reply: Result<T>,
+) -> Result<T> {
+    let error = match reply {
+        Err(error) if error.kind() == ErrorKind::Mismatch => error,
+        reply => return reply,
+    };
+    match renew(&Flusher::new(shared.clone()), opened, before).await {
+        Ok(true) => Err(registered_again(&opened.family, error)),
+        // a failure to register is ignored: the error of the reply says more
+        _ => Err(error),
+    }
+}
+
+/// Returns the retryable error for a family that had another number.
+pub fn registered_again(family: &Family, error: Error) -> Error {
+    let again = format!("{family}: registered again");
+    Error::new(ErrorKind::Busy, again).with_source(error)
 }
 
 /// Registers the family again, and writes the settings that the database then has.

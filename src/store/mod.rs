@@ -321,7 +321,9 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable;
-    /// [`Range`](crate::ErrorKind::Range) for a value that is not a valid i64.
+    /// [`Range`](crate::ErrorKind::Range) for a value that is not a valid i64;
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the family has another number since: the caller then
+    /// [registers it again](Self::register_again).
     async fn read(
         &self,
         family: &Registration,

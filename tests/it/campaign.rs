@@ -6,7 +6,7 @@ use crate::support::*;
 #[expect(dead_code, reason = "this test reads results and writes none")]
 mod results;
 
-use results::{Run, figure, tables};
+use results::{Outcome, Run, figure, tables};
 
 fn read(file: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
@@ -30,4 +30,24 @@ fn documents_have_what_the_runs_came_to() {
             "docs/testing.md: {advice}: {table}"
         );
     }
+}
+
+#[test]
+fn a_run_without_each_guard_was_not_exact() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/campaign");
+    let mut runs = Run::read_all(&folder).unwrap();
+    runs.retain(|run| !run.rounds.iter().all(Outcome::is_exact));
+    let source = read("src/testing/ablation.rs");
+    let (_, guards) = source.split_once("pub enum Guard {").unwrap();
+    let (guards, _) = guards.split_once('}').unwrap();
+    let guards = guards
+        .lines()
+        .filter_map(|line| line.trim().strip_suffix(','));
+    let mut number = 0;
+    for guard in guards.filter(|guard| !guard.contains(' ')) {
+        let is_its = |run: &Run| run.without.as_deref() == Some(guard);
+        assert!(runs.iter().any(is_its), "no run without {guard}");
+        number += 1;
+    }
+    assert!(number > 30, "{number} guards");
 }

@@ -470,6 +470,29 @@ async fn a_family_that_the_database_lost_keeps_its_partitions() {
     assert_eq!(views.value("page/0").await, 2);
 }
 
+/// A backup was restored in which another family has the number. A process that only reads, and in which
+/// nothing is flushed, would read that family's values.
+#[tokio::test]
+async fn a_reader_finds_a_family_under_its_new_number() {
+    let (pair, views) = Pair::of(family("views")).await;
+    let (all, likes) = (["a"], pair.open(votes()).await);
+    views.count("a", 1).await;
+    likes.count("a", 2).await;
+    pair.drain().await;
+    pair.sql("UPDATE counterfoil_families SET name = CONCAT('other ', name); DELETE FROM counterfoil_ledger")
+        .await;
+    let process = pair.other().await;
+    process.opened(family("views")).await;
+    pair.command::<()>("FLUSHALL").await;
+    let again = process.opened(family("views")).await;
+    assert_eq!(views.value("a").await, 0);
+    assert_eq!(likes.value("a").await, 0);
+    again.count("a", 4).await;
+    process.drained().await;
+    assert_eq!(views.value("a").await, 4);
+    assert_eq!(views.stored(&all).await.unwrap(), [Some(4)]);
+}
+
 #[tokio::test]
 async fn windows_change_with_a_deploy() {
     let pair = Pair::new().await;

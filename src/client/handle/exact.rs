@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
@@ -14,7 +15,7 @@ use crate::client::pages::{self, PAGE};
 use crate::client::read::{Verdict, beyond, has_ledger, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reconciler::flusher::Flusher;
-use crate::reconciler::set_back;
+use crate::reconciler::{set_back, upkeep};
 use crate::scripts::partition::buffered::{ReadReply, Scan};
 use crate::store::{Incarnation, Mark, ReadFrom, Registration, Snapshot};
 use crate::writer::LONGEST;
@@ -139,9 +140,18 @@ impl Handle {
     }
 
     async fn stored_once(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        let (family, store) = (self.registered().await?, &self.shared.store);
-        let snapshot = store.read(&family, ids, &[], ReadFrom::Nearest).await?;
-        Ok(snapshot.values)
+        let family = self.registered().await?;
+        let reading = self.shared.store.read(&family, ids, &[], ReadFrom::Nearest);
+        Ok(self.or_renewed(&family, reading.await).await?.values)
+    }
+
+    /// Returns the database's reply. If it has the family under another number, the error is retryable.
+    pub async fn or_renewed<T>(
+        &self,
+        registered: &Arc<Registration>,
+        reply: Result<T>,
+    ) -> Result<T> {
+        upkeep::or_renewed(&self.shared, &self.opened, registered, reply).await
     }
 
     /// Returns the result of `exact` if it arrives within `within`, or else the values in the
@@ -269,7 +279,8 @@ impl Handle {
     ) -> Result<Vec<(String, i64)>> {
         let listing = async {
             let family = self.registered().await?;
-            self.shared.store.list(&family, prefix, after, limit).await
+            let listed = self.shared.store.list(&family, prefix, after, limit).await;
+            self.or_renewed(&family, listed).await
         };
         // the caller has read Redis before, so ids that left it meanwhile are in the database
         let rows = self.stored_by(wait.deadline, listing).await?;
@@ -304,9 +315,10 @@ impl Handle {
         wait: Wait,
     ) -> Result<ReadOutcome> {
         let registered = self.stored_by(wait.deadline, self.registered()).await?;
-        let query = |marks, copy| {
+        let query = async |marks, copy| {
             let snapshot = self.shared.store.read(&registered, ids, marks, copy);
-            self.stored_by(wait.deadline, snapshot)
+            let snapshot = self.stored_by(wait.deadline, snapshot).await;
+            self.or_renewed(&registered, snapshot).await
         };
         let connection = self.shared.redis.connection_number();
         let guess = match connection {

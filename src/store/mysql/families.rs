@@ -116,10 +116,34 @@ pub fn is_holder(registered: &Registration, holder: &[u8]) -> bool {
 }
 
 /// Returns the error for a family that the database does not have under its number.
-pub fn not_registered(Registration { family, number, .. }: &Registration) -> sqlx::Error {
+fn unregistered(Registration { family, number, .. }: &Registration) -> Error {
     let why = "it was removed or registered anew, its number of partitions was changed, or the database lost its registration";
-    let what = format!("{family} is not registered as number {number}: {why}");
-    fault::from_own(Error::mismatch(what))
+    Error::mismatch(format!(
+        "{family} is not registered as number {number}: {why}"
+    ))
+}
+
+/// Returns that error inside a transaction.
+pub fn not_registered(registered: &Registration) -> sqlx::Error {
+    fault::from_own(unregistered(registered))
+}
+
+/// The number of the family of a namespace and a name, which are parameters; 0 without one. A family that
+/// was removed keeps its number.
+pub const NUMBER: &str = "CAST(COALESCE((SELECT f.number FROM counterfoil_families AS f \
+     WHERE f.namespace = ? AND f.name = ?), 0) AS UNSIGNED)";
+
+/// Refuses a family that the database has under another number, or not at all.
+pub async fn refuse_renumbered(database: &Database, registered: &Registration) -> Result<()> {
+    let number = Statement::new(format!("SELECT {NUMBER}"));
+    let (now,): (u64,) = database
+        .read_one(UNREAD, bind_name(number, &registered.family))
+        .await?;
+    if now == registered.number.0 {
+        Ok(())
+    } else {
+        Err(unregistered(registered))
+    }
 }
 
 /// Refuses a family that the database does not have under its number and with its partitions, and
@@ -222,7 +246,7 @@ fn by_name(family: &Family, lock: &str) -> Statement {
     )
 }
 
-fn bind_name(statement: Statement, family: &Family) -> Statement {
+pub fn bind_name(statement: Statement, family: &Family) -> Statement {
     statement
         .bind(family.namespace.as_bytes())
         .bind(family.name.as_bytes())

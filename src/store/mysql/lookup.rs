@@ -1,6 +1,7 @@
 //! Values and ledger as of one moment (docs/protocol.md, section 3.7), and the values that seed
 //! cached counters (section 4).
 
+use super::families;
 use super::fault::store;
 use super::json;
 use super::ledger;
@@ -10,11 +11,13 @@ use super::target::{self, Segment, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Incarnation, Mark, Registration, Snapshot};
 
-/// The digits of the values, and the marks.
-type Lookup = (Vec<Option<String>>, Vec<Mark>);
+/// The digits of the values, the marks, and the family's number.
+type Lookup = (Vec<Option<String>>, Vec<Mark>, u64);
 
 /// Reads values and marks as of one moment. Does not read the ledger if no row of it is requested: a
 /// user that only seeds counters may lack the privilege. If `writes`, the server must accept writes.
+/// Also returns whether the family has the number that this process knows. If not, values and marks may
+/// be those of another family.
 pub async fn read(
     database: &Database,
     target: &Target,
@@ -22,14 +25,14 @@ pub async fn read(
     ids: &[&str],
     ledger: &[(u32, Incarnation)],
     writes: bool,
-) -> Result<Snapshot> {
+) -> Result<(Snapshot, bool)> {
     // an id that matches no row is left out of the query
     let (indexes, keys): (Vec<_>, Vec<_>) = ids
         .iter()
         .enumerate()
         .filter_map(|(index, id)| Some((index, target::segments(family, id).ok()?)))
         .unzip();
-    let (found, marks) = find(database, target, family, &keys, ledger, writes)
+    let (found, marks, number) = find(database, target, family, &keys, ledger, writes)
         .await
         .map_err(store("values were not read"))?;
     let mut values = vec![None; ids.len()];
@@ -38,10 +41,11 @@ pub async fn read(
             values[index] = Some(value(family, ids[index], &text)?);
         }
     }
-    Ok(Snapshot {
+    let snapshot = Snapshot {
         values,
         ledger: marks,
-    })
+    };
+    Ok((snapshot, number == family.number.0))
 }
 
 /// Leaves the connections to a server that accepts no writes, and refuses it if all lead there.
@@ -77,29 +81,32 @@ async fn find(
                 .bind(partition)
                 .bind(incarnation.0);
         }
+        let select = families::bind_name(select, &family.family);
         let found = database.look_up(select, writes).await?.pop();
-        let (kind, read_only, digits, text) = found.ok_or(sqlx::Error::RowNotFound)?;
+        let (kind, read_only, digits, text, number) = found.ok_or(sqlx::Error::RowNotFound)?;
         let _: (i64, String) = (kind, read_only);
         let mark = ledger::mark(text)?.unwrap_or_default();
-        return Ok((vec![digits], vec![mark; ledger.len()]));
+        return Ok((vec![digits], vec![mark; ledger.len()], number));
     }
     let mut select = target::bind(statements.many.clone().bind_rows(keys), own);
     if !ledger.is_empty() {
         select = select.bind_rows(ledger).bind(family.number);
     }
-    let (mut digits, mut marks) = (Vec::new(), Vec::new());
+    select = families::bind_name(select, &family.family);
+    let (mut digits, mut marks, mut number) = (Vec::new(), Vec::new(), 0);
     for (kind, at, text) in database.look_up(select, writes).await? {
         let kind: i64 = kind;
         match kind {
             0 => digits.push((at, text)),
             1 => marks.push((at, ledger::mark(text)?.unwrap_or_default())),
-            _ => {}
+            _ => number = at,
         }
     }
     // an incomplete reply must not pass for missing rows
     Ok((
         json::by_position(digits, keys.len())?,
         json::by_position(marks, ledger.len())?,
+        number,
     ))
 }
 

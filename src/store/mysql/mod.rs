@@ -239,6 +239,19 @@ impl MysqlStore {
         })
     }
 
+    /// Returns a snapshot, unless the family has another number than that by which it was read. A
+    /// replica may not have the family yet.
+    async fn of_number(
+        &self,
+        family: &Registration,
+        (snapshot, is_its): (Snapshot, bool),
+    ) -> Result<Snapshot> {
+        if !is_its {
+            families::refuse_renumbered(&self.primary, family).await?;
+        }
+        Ok(snapshot)
+    }
+
     /// Returns the number of statements that this store and its clones have sent, as the server
     /// counts them.
     pub fn statements(&self) -> u64 {
@@ -337,7 +350,8 @@ impl Store for MysqlStore {
             ReadFrom::Primary => &self.primary,
         };
         let target = self.target(&family.family).await?;
-        lookup::read(database, &target, family, ids, ledger, false).await
+        let read = lookup::read(database, &target, family, ids, ledger, false).await?;
+        self.of_number(family, read).await
     }
 
     async fn list(
@@ -348,13 +362,16 @@ impl Store for MysqlStore {
         limit: usize,
     ) -> Result<Vec<(String, i64)>> {
         let target = self.target(&family.family).await?;
-        list::ids_with_prefix(&self.primary, &target, family, prefix, after, limit).await
+        let listed =
+            list::ids_with_prefix(&self.primary, &target, family, prefix, after, limit).await?;
+        families::refuse_renumbered(&self.primary, family).await?;
+        Ok(listed)
     }
 
     async fn rows(&self, family: &Registration, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         let target = self.target(&family.family).await?;
-        let snapshot = lookup::read(&self.primary, &target, family, ids, &[], true).await?;
-        Ok(snapshot.values)
+        let read = lookup::read(&self.primary, &target, family, ids, &[], true).await?;
+        Ok(self.of_number(family, read).await?.values)
     }
 
     fn as_mysql(&self) -> Option<&MysqlStore> {

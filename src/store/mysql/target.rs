@@ -10,6 +10,7 @@ use jiff::Timestamp;
 use jiff::tz::Offset;
 use serde::Serialize;
 
+use super::families;
 use super::json::{self, I64, ID, INPUT, U64};
 use super::ledger;
 use super::session::READ_ONLY;
@@ -70,12 +71,14 @@ pub struct Target {
 
 /// The statements of a lookup.
 pub struct Lookup {
-    /// Takes one row's key, then the ledger's family, partition and incarnation. Always returns one
-    /// row: 2, [`READ_ONLY`], the digits and the mark.
+    /// Takes one row's key, then the ledger's family, partition and incarnation, then the family's
+    /// namespace and name. Always returns one row: 2, [`READ_ONLY`], the digits, the mark, and the
+    /// family's number.
     pub one: Statement,
     /// Takes ids, and the family if the table is counterfoil's own; then ledger rows (partition,
-    /// incarnation) and their family. Returns the row (0, position, digits) for each id, (1,
-    /// position, mark) for each ledger row, and (2, 0, [`READ_ONLY`]) once.
+    /// incarnation) and their family; then the family's namespace and name. Returns the row (0,
+    /// position, digits) for each id, (1, position, mark) for each ledger row, and (2, the family's
+    /// number, [`READ_ONLY`]) once.
     pub many: Statement,
 }
 
@@ -159,7 +162,8 @@ impl Target {
             json::table(columns(ids)),
             join(ids, " AND ", StoredKey::equals_given)
         );
-        let last = format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {READ_ONLY}");
+        let number = families::NUMBER;
+        let last = format!("UNION ALL SELECT 2, {number}, {READ_ONLY}");
         // the columns have names, because the reply would otherwise contain whole expressions as
         // names
         let by_parameters = join(&keys, " AND ", StoredKey::equals);
@@ -190,14 +194,15 @@ impl Target {
                 unchanged(table, "t")
             )),
             values: Lookup {
-                one: Statement::new(format!("{one}, NULL AS mark")),
+                one: Statement::new(format!("{one}, NULL AS mark, {number} AS number")),
                 many: Statement::new(format!("{many} {last}")),
             },
             // one statement, so one snapshot of InnoDB
             snapshot: Lookup {
                 one: Statement::new(format!(
                     "{one}, (SELECT {mark} FROM {ledger} \
-                     WHERE l.family = ? AND l.partition_no = ? AND l.incarnation = ?) AS mark"
+                     WHERE l.family = ? AND l.partition_no = ? AND l.incarnation = ?) AS mark, \
+                     {number} AS number"
                 )),
                 many: Statement::new(format!(
                     "{many} UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), {mark} \

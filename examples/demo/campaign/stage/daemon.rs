@@ -15,7 +15,7 @@ use super::{PAUSED, Stage, pause};
 use crate::Result;
 use crate::child::Worker;
 use crate::families::{self, Place};
-use crate::reconcilers::Reconcilers;
+use crate::reconcilers::{Reconcilers, arguments};
 use crate::zipf::Random;
 
 impl Stage<'_> {
@@ -72,9 +72,7 @@ impl Stage<'_> {
         let file = zones.join(site::ZONE);
         fs::create_dir_all(file.parent().unwrap_or(&zones))?;
         fs::write(&file, zone())?;
-        let Place { redis, mysql } = &self.place;
-        let place = ["--redis", redis, "--mysql", mysql].map(str::to_owned);
-        let args = [&self.way.role(self.persistence)[..], &place].concat();
+        let args = arguments(&self.way.role(self.persistence), &self.place);
         // it has written when days begin once it is ready
         let (worker, _reports) = Worker::start_with(&args, Some(("TZDIR", &zones))).await?;
         worker.kill().await
