@@ -11,13 +11,13 @@ use super::target::{self, Segment, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{Incarnation, Mark, Registration, Snapshot};
 
-/// The digits of the values, the marks, and the family's number.
+/// The digits of the values, the marks, and the family's number if the values depend on it.
 type Lookup = (Vec<Option<String>>, Vec<Mark>, u64);
 
 /// Reads values and marks as of one moment. Does not read the ledger if no row of it is requested: a
 /// user that only seeds counters may lack the privilege. If `writes`, the server must accept writes.
-/// Also returns whether the family has the number that this process knows. If not, values and marks may
-/// be those of another family.
+/// Also returns whether it proves that the family has the number that this process knows, as far as it
+/// matters: values in counterfoil's own table, and marks, may else be those of another family.
 pub async fn read(
     database: &Database,
     target: &Target,
@@ -41,11 +41,19 @@ pub async fn read(
             values[index] = Some(value(family, ids[index], &text)?);
         }
     }
+    let is_its = match ledger {
+        [] => target
+            .is_own
+            .then_some(number)
+            .is_none_or(|now| now == family.number.0),
+        // no other family has a row of this incarnation
+        _ => marks.iter().any(|mark| mark.seq > 0),
+    };
     let snapshot = Snapshot {
         values,
         ledger: marks,
     };
-    Ok((snapshot, number == family.number.0))
+    Ok((snapshot, is_its))
 }
 
 /// Leaves the connections to a server that accepts no writes, and refuses it if all lead there.
@@ -72,6 +80,7 @@ async fn find(
         [] => &target.values,
         _ => &target.snapshot,
     };
+    let names_family = target.is_own && ledger.is_empty();
     if let ([key], [] | [_]) = (keys, ledger) {
         let segments = own.into_iter().chain(key.iter().copied());
         let mut select = target::bind(statements.one.clone(), segments);
@@ -81,7 +90,9 @@ async fn find(
                 .bind(partition)
                 .bind(incarnation.0);
         }
-        let select = families::bind_name(select, &family.family);
+        if names_family {
+            select = families::bind_name(select, &family.family);
+        }
         let found = database.look_up(select, writes).await?.pop();
         let (kind, read_only, digits, text, number) = found.ok_or(sqlx::Error::RowNotFound)?;
         let _: (i64, String) = (kind, read_only);
@@ -92,7 +103,9 @@ async fn find(
     if !ledger.is_empty() {
         select = select.bind_rows(ledger).bind(family.number);
     }
-    select = families::bind_name(select, &family.family);
+    if names_family {
+        select = families::bind_name(select, &family.family);
+    }
     let (mut digits, mut marks, mut number) = (Vec::new(), Vec::new(), 0);
     for (kind, at, text) in database.look_up(select, writes).await? {
         let kind: i64 = kind;

@@ -240,7 +240,7 @@ impl MysqlStore {
     }
 
     /// Returns a snapshot, unless the family has another number than that by which it was read. A
-    /// replica may not have the family yet.
+    /// replica, which may not have the family yet, and a partition without a ledger row do not prove it.
     async fn of_number(
         &self,
         family: &Registration,

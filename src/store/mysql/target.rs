@@ -63,7 +63,8 @@ pub struct Target {
     pub exists: Statement,
     /// Takes rows of a delta and a key.
     pub update: Statement,
-    /// Reads values alone.
+    /// Reads values alone. If the table is counterfoil's own, the statements also take the family's
+    /// namespace and name, and return its number in place of 0.
     pub values: Lookup,
     /// Reads values and the ledger.
     pub snapshot: Lookup,
@@ -71,14 +72,12 @@ pub struct Target {
 
 /// The statements of a lookup.
 pub struct Lookup {
-    /// Takes one row's key, then the ledger's family, partition and incarnation, then the family's
-    /// namespace and name. Always returns one row: 2, [`READ_ONLY`], the digits, the mark, and the
-    /// family's number.
+    /// Takes one row's key, then the ledger's family, partition and incarnation. Always returns one
+    /// row: 2, [`READ_ONLY`], the digits, the mark, and 0.
     pub one: Statement,
     /// Takes ids, and the family if the table is counterfoil's own; then ledger rows (partition,
-    /// incarnation) and their family; then the family's namespace and name. Returns the row (0,
-    /// position, digits) for each id, (1, position, mark) for each ledger row, and (2, the family's
-    /// number, [`READ_ONLY`]) once.
+    /// incarnation) and their family. Returns the row (0, position, digits) for each id, (1,
+    /// position, mark) for each ledger row, and (2, 0, [`READ_ONLY`]) once.
     pub many: Statement,
 }
 
@@ -162,8 +161,9 @@ impl Target {
             json::table(columns(ids)),
             join(ids, " AND ", StoredKey::equals_given)
         );
-        let number = families::NUMBER;
-        let last = format!("UNION ALL SELECT 2, {number}, {READ_ONLY}");
+        let none = "CAST(0 AS UNSIGNED)";
+        let number = if is_own { families::NUMBER } else { none };
+        let last = |number: &str| format!("UNION ALL SELECT 2, {number}, {READ_ONLY}");
         // the columns have names, because the reply would otherwise contain whole expressions as
         // names
         let by_parameters = join(&keys, " AND ", StoredKey::equals);
@@ -195,19 +195,20 @@ impl Target {
             )),
             values: Lookup {
                 one: Statement::new(format!("{one}, NULL AS mark, {number} AS number")),
-                many: Statement::new(format!("{many} {last}")),
+                many: Statement::new(format!("{many} {}", last(number))),
             },
             // one statement, so one snapshot of InnoDB
             snapshot: Lookup {
                 one: Statement::new(format!(
                     "{one}, (SELECT {mark} FROM {ledger} \
                      WHERE l.family = ? AND l.partition_no = ? AND l.incarnation = ?) AS mark, \
-                     {number} AS number"
+                     {none} AS number"
                 )),
                 many: Statement::new(format!(
                     "{many} UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), {mark} \
                      FROM {rows} LEFT JOIN {ledger} ON l.family = ? \
-                     AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation {last}"
+                     AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation {}",
+                    last(none)
                 )),
             },
             digits,
