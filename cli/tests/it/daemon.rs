@@ -174,6 +174,38 @@ async fn the_tenants_in_mysql_come_back_after_redis_was_emptied_without_a_daemon
     assert_eq!(daemon.lines(&["not served"]), 0);
 }
 
+/// A backup without a tenant was restored while no daemon ran. Redis knows the tenant, so no client announces
+/// it.
+#[tokio::test]
+async fn the_hits_of_a_tenant_that_mysql_lost_wait_for_an_announcement() {
+    let site = Site::new().await;
+    let tenants =
+        "[[family]]\nname = \"shop-*/views\"\nkind = \"buffered\"\nsync_time = \"50ms\"\n";
+    site.configure(tenants);
+    let daemon = site.daemon().await;
+    for tenant in ["shop-1/views", "shop-2/views"] {
+        site.want(tenant).await;
+        eventually("the tenant", async || is_configured(&site, tenant).await).await;
+    }
+    let writer = site.writer().await;
+    let family = Family::buffered("shop-2", "views").durability(Durability::Immediate);
+    let views = writer.open(family).await.unwrap();
+    drop(daemon);
+    site.sql("DELETE FROM counterfoil_families WHERE namespace = 'shop-2'")
+        .await;
+    let _ = views.add("page", 3).await.unwrap();
+    let daemon = site.daemon().await;
+    daemon.logs(&["started"]).await;
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(site.number(ALL).await, 0);
+    let _: () = site
+        .redis
+        .run("SADD cf1:wanted shop-2/views")
+        .await
+        .unwrap();
+    eventually("the hits", async || site.number(ALL).await == 3).await;
+}
+
 #[tokio::test]
 async fn families_that_others_registered_are_served_or_named() {
     for (serve, is_served) in [

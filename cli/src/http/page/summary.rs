@@ -104,18 +104,21 @@ fn problem(one: &Problem, all: &[Problem], pairs: usize, now: u64) -> Markup {
             @if let Some(why) = &one.why { p.why { (prose(why)) } }
             p { (prose(one.what_to_do.trim_end_matches('.'))) "." }
             p.command { code { (command) } " " button.copy type="button" { "Copy" } }
-            (folded(one, &consequences.collect::<Vec<_>>()))
+            (folded(one, &consequences.collect::<Vec<_>>(), pairs))
         }
     }
 }
 
-/// Renders the consequences of an outage, which end with it.
-fn folded(root: &Problem, consequences: &[&Problem]) -> Markup {
+/// Renders the consequences of an outage, which end with it. Several outages may have as many.
+fn folded(root: &Problem, consequences: &[&Problem], pairs: usize) -> Markup {
     let number = consequences.len() as u64;
     html! {
         @if let Some(server) = root.server.as_ref().filter(|_| number > 0) {
             details id={ "because-of-" (root.pair) "-" (server) } {
-                summary { (count(number, "consequence", "consequences")) }
+                summary {
+                    @if pairs > 1 { (root.pair) ": " }
+                    (prose(&root.problem)) ": " (count(number, "consequence", "consequences"))
+                }
                 ul {
                     @for one in consequences {
                         li { (prose(&one.problem)) @if let Some(why) = &one.why { ": " span.why { (prose(why)) } } }
