@@ -42,10 +42,7 @@ pub async fn read(
         }
     }
     let is_its = match ledger {
-        [] => target
-            .is_own
-            .then_some(number)
-            .is_none_or(|now| now == family.number.0),
+        [] => !target.is_own || number == family.number.0,
         // no other family has a row of this incarnation
         _ => marks.iter().any(|mark| mark.seq > 0),
     };

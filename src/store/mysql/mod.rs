@@ -364,7 +364,9 @@ impl Store for MysqlStore {
         let target = self.target(&family.family).await?;
         let listed =
             list::ids_with_prefix(&self.primary, &target, family, prefix, after, limit).await?;
-        families::refuse_renumbered(&self.primary, family).await?;
+        if target.is_own {
+            families::refuse_renumbered(&self.primary, family).await?;
+        }
         Ok(listed)
     }
 
