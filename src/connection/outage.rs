@@ -21,11 +21,8 @@ use crate::error::{Error, ErrorKind, Result, redis_error};
 /// nothing.
 const PATIENCE: Duration = Duration::from_millis(400);
 
-/// A time that is [`PATIENCE`] before all replies.
-static START: LazyLock<time::Instant> = LazyLock::new(|| {
-    let now = time::Instant::now();
-    now.checked_sub(PATIENCE).unwrap_or(now)
-});
+/// A time before all calls.
+static START: LazyLock<time::Instant> = LazyLock::new(time::Instant::now);
 
 /// The outage of a server, if there is one: of the single server, or in a cluster of the node of
 /// one home.
@@ -33,20 +30,33 @@ static START: LazyLock<time::Instant> = LazyLock::new(|| {
 pub struct Outage {
     is_out: AtomicBool,
     began: Mutex<Option<(Instant, Error)>>,
-    /// The time of the last reply, in ms after [`START`].
-    replied_ms: AtomicU64,
+    /// The time of the first attempt of a call after the last reply, in ms after [`START`]; 0 if
+    /// there is none.
+    asked_ms: AtomicU64,
 }
 
 impl Outage {
-    /// Notes that the server has replied to a call.
-    pub fn replied(&self) {
-        let ms = u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.replied_ms.store(ms, Ordering::Relaxed);
+    /// Makes an attempt of a call, and notes whether the server replied. An error is a reply, too,
+    /// unless it means that no server is ready.
+    pub async fn heard<T>(&self, attempt: impl Future<Output = Result<T>>) -> Result<T> {
+        let (none, now) = (0, since_start().max(1));
+        let _ = self
+            .asked_ms
+            .compare_exchange(none, now, Ordering::Relaxed, Ordering::Relaxed);
+        let reply = attempt.await;
+        let is_reply = |error| redis_cause(error).is_some_and(|cause| !is_no_reply(cause));
+        if reply.as_ref().err().is_none_or(is_reply) {
+            self.asked_ms.store(none, Ordering::Relaxed);
+        }
+        reply
     }
 
-    fn since_reply(&self) -> Duration {
-        let replied = Duration::from_millis(self.replied_ms.load(Ordering::Relaxed));
-        START.elapsed().saturating_sub(replied)
+    /// Returns how long the server has replied to no attempt.
+    fn silent(&self) -> Duration {
+        match self.asked_ms.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            asked => Duration::from_millis(since_start().saturating_sub(asked)),
+        }
     }
 
     /// Refuses a call during an outage: nothing was sent.
@@ -65,8 +75,8 @@ impl Outage {
         }
     }
 
-    /// Begins an outage if a call with this error waited in vain, and no other call got a reply
-    /// meanwhile. Then the server is probed, by reading a key.
+    /// Begins an outage if a call with this error waited in vain, and the server replied to nothing
+    /// that it was asked meanwhile. Then the server is probed, by reading a key.
     pub fn failed(
         self: &Arc<Self>,
         redis: &Connection,
@@ -74,10 +84,7 @@ impl Outage {
         began: Instant,
         error: &Error,
     ) {
-        if redis_cause(error).is_some_and(|cause| !is_no_reply(cause)) {
-            self.replied();
-        }
-        let silent = began.elapsed().min(self.since_reply());
+        let silent = began.elapsed().min(self.silent());
         if silent < PATIENCE || !is_silence(error) {
             return;
         }
@@ -147,6 +154,11 @@ impl Drop for OutageGuard {
             *outage.began.lock() = None;
         }
     }
+}
+
+/// Returns the ms after [`START`].
+fn since_start() -> u64 {
+    u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Returns whether a call failed because Redis did not reply, or is not ready to reply.

@@ -236,10 +236,7 @@ impl Writer {
                 }
             };
             match call.outcome() {
-                Some(Ok(executed)) => {
-                    queue.route.outage(partition).replied();
-                    return Ok(own(executed, positions));
-                }
+                Some(Ok(executed)) => return Ok(own(executed, positions)),
                 Some(Err(error))
                     if was_not_executed(error) && Instant::now() < deadline.start_by => {}
                 Some(Err(error)) => {

@@ -59,7 +59,8 @@ impl Delivery {
         };
         let mut pause = Backoff::default();
         loop {
-            let error = match self.attempt(route).await {
+            let outage = route.outage(self.group.partition());
+            let error = match outage.heard(self.attempt(route)).await {
                 Ok(outcome) => return outcome,
                 Err(error) => error,
             };

@@ -218,11 +218,11 @@ impl Handle {
         let route = self.writer.route();
         route.outage(number).check(self.family()).await?;
         let late = |_| Err(self.late(ErrorKind::Redis, self.timeouts.read));
+        let asked = route.outage(number).heard(asked);
         let reply = timeout_at(wait.deadline + LAST_MOMENT, asked).await;
         let reply = reply.unwrap_or_else(late);
-        match &reply {
-            Ok(_) => route.outage(number).replied(),
-            Err(error) => route.failed(number, wait.began, error),
+        if let Err(error) = &reply {
+            route.failed(number, wait.began, error);
         }
         reply
     }

@@ -102,9 +102,12 @@ async fn costs_one_call(page: &Page, end: impl AsyncFnOnce(), begin: impl AsyncF
     .await;
 }
 
-/// A read is refused again and again, and its last attempt has no time for a reply.
-#[tokio::test]
-async fn a_redis_that_refuses_a_read_until_its_last_moment_is_no_outage() {
+/// Makes a call that a busy Redis refuses until `hole`, after which nothing replies. Shows that the
+/// call is no outage.
+async fn is_refused_until<T: std::fmt::Debug>(
+    hole: u64,
+    call: impl AsyncFnOnce(BufferedCounters) -> Result<T>,
+) {
     let options = RedisOptions::volatile().arg("lua-time-limit", "20");
     let pair = Pair::with(options).await;
     let proxy = Proxy::to(&pair.redis);
@@ -121,12 +124,12 @@ async fn a_redis_that_refuses_a_read_until_its_last_moment_is_no_outage() {
     endless.arg("while true do end").arg(0);
     let endless = tokio::spawn(async move { endless.query_async::<()>(&mut busy).await });
     pause(200).await;
-    let limit = millis(700);
-    let reader = views.clone().read_timeout(limit);
-    let reading = tokio::spawn(async move { reader.get("page").await });
-    pause(600).await;
-    proxy.black_hole();
-    let refused = reading.await.unwrap().unwrap_err().to_string();
+    let cut = async {
+        pause(hole).await;
+        proxy.black_hole();
+    };
+    let (refused, ()) = tokio::join!(call(views.clone()), cut);
+    let refused = refused.unwrap_err().to_string();
     let next = views.clone().read_timeout(millis(50)).get("page").await;
     let next = next.unwrap_err().to_string();
     proxy.heal(Held::Delivered);
@@ -136,6 +139,23 @@ async fn a_redis_that_refuses_a_read_until_its_last_moment_is_no_outage() {
         !next.contains("has not replied for"),
         "{refused}; then {next}"
     );
+}
+
+/// The pause before its last attempt is long, and that attempt has no time for a reply.
+#[tokio::test]
+async fn a_redis_that_refuses_a_read_until_its_last_moment_is_no_outage() {
+    is_refused_until(1400, async |views: BufferedCounters| {
+        views.read_timeout(millis(1500)).get("page").await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_redis_that_refuses_a_write_until_its_last_moment_is_no_outage() {
+    is_refused_until(400, async |views: BufferedCounters| {
+        views.write_timeout(millis(600)).add("page", 1).await
+    })
+    .await;
 }
 
 #[tokio::test]
