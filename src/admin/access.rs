@@ -12,7 +12,7 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Script};
-use crate::scripts::keys::{Keys, WANTED};
+use crate::scripts::keys::{KEPT, Keys, WANTED};
 
 /// Trial calls of the commands that scripts call, with arguments that change nothing. `@` is a key
 /// that does not exist. The last one removes what others may have written.
@@ -107,9 +107,11 @@ pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>>
     let mut missing = reply.read_all(reply.left(), |reply| {
         reply.text().map(|command| format!("+{command}"))
     })?;
-    if let Err(error) = bundle::expect_ok(redis, "family_try", &[WANTED], &["EXISTS @"]).await {
-        lacks(family, "evalsha", error)?;
-        missing.push(format!("~{WANTED}"));
+    for key in [KEPT, WANTED] {
+        if let Err(error) = bundle::expect_ok(redis, "family_try", &[key], &["EXISTS @"]).await {
+            lacks(family, "evalsha", error)?;
+            missing.push(format!("~{key}"));
+        }
     }
     Ok(missing)
 }
@@ -163,10 +165,12 @@ pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
 }
 
 /// Returns the ACL rules, for `ACL SETUSER`, that a user of that role needs for these families.
-/// They begin with a key pattern for each family, such as `~cf1:{shop/views/*`, and except for a
-/// [`Reader`](Role::Reader) with `~cf1:wanted`, where clients announce families that Redis does not
-/// know. A rule for each command follows, such as `+evalsha`, only for commands that the families'
-/// kinds need. Both lists are ascending and without duplicates.
+/// They begin with a key pattern for each family, such as `~cf1:{shop/views/*`. A
+/// [`Reconciler`](Role::Reconciler) also needs `~cf1:kept`, where daemons keep the names of families
+/// that they opened by a pattern, and all but a [`Reader`](Role::Reader) need `~cf1:wanted`, where
+/// clients announce families that Redis does not know. A rule for each command follows, such as
+/// `+evalsha`, only for commands that the families' kinds need. Both lists are ascending and without
+/// duplicates.
 ///
 /// The connection itself needs further rules: a password, and `+cluster|slots`, `+select` or
 /// `+script|load`, as docs/operations.md says.
@@ -177,9 +181,14 @@ pub fn acl_rules(families: &[Family], role: Role) -> Vec<String> {
         .flat_map(|family| commands_of(family, role))
         .map(str::to_lowercase)
         .collect();
-    let announces = role != Role::Reader && !families.is_empty();
+    let of_no_family: &[_] = match role {
+        _ if families.is_empty() => &[],
+        Role::Reconciler => &[KEPT, WANTED],
+        Role::Writer => &[WANTED],
+        Role::Reader => &[],
+    };
     keys.into_iter()
-        .chain(announces.then(|| format!("~{WANTED}")))
+        .chain(of_no_family.iter().map(|key| format!("~{key}")))
         .chain(commands.into_iter().map(|command| format!("+{command}")))
         .collect()
 }

@@ -12,6 +12,9 @@ pub type Key = Vec<u8>;
 /// family, and has no hash tag.
 pub const WANTED: &str = "cf1:wanted";
 
+/// The key of the set of families that daemons opened by a pattern. It belongs to no family, either.
+pub const KEPT: &str = "cf1:kept";
+
 /// The keys of one partition of a family. All carry one hash tag, so that they live in one Redis
 /// Cluster slot.
 #[derive(Clone, Debug)]

@@ -131,7 +131,7 @@ async fn drain_pair(pair: &PairConfig, end: Instant) -> Result<DrainReport, Fail
 }
 
 /// Opens the families of the database, those that only the configuration has, and those of patterns
-/// that clients announced. Returns why some were not opened, by name.
+/// that clients announced or whose names Redis keeps. Returns why some were not opened, by name.
 async fn open_all(
     pair: &PairConfig,
     counterfoil: &Counterfoil,
@@ -145,6 +145,7 @@ async fn open_all(
     let mut names = pair.family_names();
     if pair.has_patterns() {
         names.extend(counterfoil.take_wanted().await?);
+        names.extend(counterfoil.kept().await?);
     }
     for name in names {
         if pair.family(&name).is_some() && known.insert(name.clone()) {

@@ -20,6 +20,8 @@ use crate::view::RefusedFamily;
 const MAX_OPENING: usize = 16;
 /// The subject of the finding about announced families that cannot be taken from Redis.
 const TAKING: &str = "announced families";
+/// The subject of the finding about names of families that Redis does not keep.
+const KEEPING: &str = "kept families";
 /// The maximum number of announced families that are logged as not configured, each once. Further
 /// ones are not logged.
 const MAX_STRANGERS: usize = 1000;
@@ -38,8 +40,10 @@ pub struct Families {
     strangers: BTreeSet<String>,
     /// The error of the last attempt to take announced families, if it failed.
     taking_error: Option<Reason>,
-    /// The steps that fail, by name: taking announced families, and recounts. Each has its last
-    /// error, and the kinds of errors that were logged.
+    /// The error of the last attempt to keep names of families, if it failed.
+    keeping_error: Option<Reason>,
+    /// The steps that fail, by name: taking announced families, keeping names, and recounts. Each has
+    /// its last error, and the kinds of errors that were logged.
     failing: BTreeMap<String, (Reason, LoggedReasons)>,
 }
 
@@ -53,6 +57,7 @@ impl Families {
             recounters: HashMap::new(),
             strangers: BTreeSet::new(),
             taking_error: None,
+            keeping_error: None,
             failing: BTreeMap::new(),
         }
     }
@@ -126,6 +131,35 @@ impl Families {
         self.open(configured).await;
     }
 
+    /// Opens the families of patterns whose names Redis keeps: a backup of MySQL may lack them. Then
+    /// keeps the names of all that are open, because a node of a cluster may have lost them.
+    pub async fn open_kept(&mut self) {
+        if !self.config.has_patterns() {
+            return;
+        }
+        match with_timeout(CHECK_TIMEOUT, self.counterfoil.kept()).await {
+            Ok(kept) => {
+                self.keeping_error = None;
+                self.open_new(kept.into_iter().collect()).await;
+                let opened: Vec<_> = self.opened.iter().cloned().collect();
+                self.keep(&opened).await;
+            }
+            Err(why) => self.keeping_error = Some(why),
+        }
+    }
+
+    /// Keeps the names of those of these families that a pattern describes.
+    async fn keep(&mut self, names: &[String]) {
+        let config = &self.config;
+        let is_of_pattern = |name: &&str| config.family(name).is_some_and(FamilyConfig::is_pattern);
+        let names = names.iter().map(String::as_str);
+        let names: Vec<_> = names.filter(is_of_pattern).collect();
+        if !names.is_empty() {
+            let kept = with_timeout(CHECK_TIMEOUT, self.counterfoil.keep(&names)).await;
+            self.keeping_error = kept.err();
+        }
+    }
+
     pub fn number(&self) -> usize {
         self.opened.len()
     }
@@ -162,7 +196,7 @@ impl Families {
         self.recounters.get(family).map(Recounter::progress)
     }
 
-    /// Notes which recounts fail, and whether taking announced families fails, and logs each new
+    /// Notes which recounts fail, and whether taking or keeping families fails, and logs each new
     /// reason. Retryable errors of recounts are left out: they come from servers that are
     /// unavailable, which are reported as such. Returns true if other steps fail than before, or
     /// one for a new reason.
@@ -173,8 +207,10 @@ impl Families {
                 failing.push((format!("recount of {name}"), Reason::from(error)));
             }
         }
-        if let Some(error) = &self.taking_error {
-            failing.push((TAKING.to_owned(), error.clone()));
+        for (step, error) in [(TAKING, &self.taking_error), (KEEPING, &self.keeping_error)] {
+            if let Some(error) = error {
+                failing.push((step.to_owned(), error.clone()));
+            }
         }
         let mut before = mem::take(&mut self.failing);
         let number = before.len();
@@ -199,15 +235,21 @@ impl Families {
         is_changed || number != self.failing.len()
     }
 
-    /// Returns a finding for taking families and for each recount that fails.
+    /// Returns a finding for taking families, for keeping their names, and for each recount that
+    /// fails.
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for (step, (error, _)) in &self.failing {
-            let advice = if step == TAKING {
-                "New tenants are refused meanwhile. The daemon needs ~cf1:wanted and +spop, and the \
-                 key cf1:wanted must be a set"
-            } else {
-                "Correct its source in the configuration, or grant SELECT on it"
+            let advice = match step.as_str() {
+                TAKING => {
+                    "New tenants are refused meanwhile. The daemon needs ~cf1:wanted and +spop, and the \
+                     key cf1:wanted must be a set"
+                }
+                KEEPING => {
+                    "Hits of tenants that a backup of MySQL lacks may wait. The daemon needs ~cf1:kept, \
+                     +zadd, +zrem and +zrangebylex, and the key cf1:kept must be a sorted set"
+                }
+                _ => "Correct its source in the configuration, or grant SELECT on it",
             };
             findings.push(Finding::new(Severity::Error, step, &error.text, advice));
         }
@@ -226,6 +268,9 @@ impl Families {
 
     /// Opens families by name, as configured.
     async fn open(&mut self, names: impl IntoIterator<Item = String>) {
+        let names: Vec<_> = names.into_iter().collect();
+        // before they are registered: from then on no client announces them
+        self.keep(&names).await;
         let (pair, counterfoil) = (&self.config.name, &self.counterfoil);
         let mut configured = Vec::new();
         for name in names {

@@ -316,9 +316,11 @@ impl ConnectedWorker {
         }
     }
 
-    /// Retries refused families, reads those of the database, and runs `check`.
+    /// Retries refused families, reads those that Redis keeps and those of the database, and runs
+    /// `check`.
     async fn maintain(&mut self) {
         self.families.retry_missing().await;
+        self.families.open_kept().await;
         let read = with_timeout(CHECK_TIMEOUT, self.read_families()).await;
         let result = match read {
             Ok(names) => {

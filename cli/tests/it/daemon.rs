@@ -177,7 +177,7 @@ async fn the_tenants_in_mysql_come_back_after_redis_was_emptied_without_a_daemon
 /// A backup without a tenant was restored while no daemon ran. Redis knows the tenant, so no client announces
 /// it.
 #[tokio::test]
-async fn the_hits_of_a_tenant_that_mysql_lost_wait_for_an_announcement() {
+async fn the_hits_of_a_tenant_that_mysql_lost_arrive() {
     let site = Site::new().await;
     let tenants =
         "[[family]]\nname = \"shop-*/views\"\nkind = \"buffered\"\nsync_time = \"50ms\"\n";
@@ -189,21 +189,56 @@ async fn the_hits_of_a_tenant_that_mysql_lost_wait_for_an_announcement() {
     }
     let writer = site.writer().await;
     let family = Family::buffered("shop-2", "views").durability(Durability::Immediate);
-    let views = writer.open(family).await.unwrap();
+    let views = writer.open(family.clone()).await.unwrap();
     drop(daemon);
-    site.sql("DELETE FROM counterfoil_families WHERE namespace = 'shop-2'")
-        .await;
+    let lose = "DELETE FROM counterfoil_families WHERE namespace = 'shop-2'";
+    site.sql(lose).await;
     let _ = views.add("page", 3).await.unwrap();
+    // members of another program do no harm
+    let mut hostile = cmd("ZADD");
+    hostile
+        .arg("cf1:kept")
+        .arg(0)
+        .arg("shop-3/views\nlevel=error");
+    hostile.arg(0).arg("other/views").arg(0).arg(b"\xff");
+    let mut redis = site.redis.manager().await;
+    hostile.exec_async(&mut redis).await.unwrap();
+    // a daemon that drains serves the tenant, too
+    let drained = site.run(&["drain"]).await;
+    assert_eq!(drained.code, 0, "{drained:?}");
+    assert_eq!(site.number(ALL).await, 3);
+    site.sql(lose).await;
+    let _ = views.add("page", 4).await.unwrap();
     let daemon = site.daemon().await;
-    daemon.logs(&["started"]).await;
-    sleep(Duration::from_secs(3)).await;
-    assert_eq!(site.number(ALL).await, 0);
-    let _: () = site
-        .redis
-        .run("SADD cf1:wanted shop-2/views")
-        .await
-        .unwrap();
-    eventually("the hits", async || site.number(ALL).await == 3).await;
+    eventually("the hits", async || site.number(ALL).await == 7).await;
+    assert_eq!(daemon.lines(&["not configured"]), 0);
+    let families = "SELECT COUNT(*) FROM counterfoil_families";
+    assert_eq!(site.number(families).await, 2);
+}
+
+/// A removed tenant is not served again.
+#[tokio::test]
+async fn a_tenant_that_was_removed_is_forgotten() {
+    let site = Site::new().await;
+    site.configure("[[family]]\nname = \"shop-*/views\"\nkind = \"buffered\"\n");
+    let daemon = site.daemon().await;
+    for tenant in ["shop-1/views", "shop-2/views"] {
+        site.want(tenant).await;
+        eventually("the tenant", async || is_configured(&site, tenant).await).await;
+    }
+    drop(daemon);
+    let lose = "DELETE FROM counterfoil_families WHERE namespace = 'shop-2'";
+    site.sql(lose).await;
+    let unused = "HSET cf1:{shop-1/views/0}:calls =began_at 1000";
+    let _: i64 = site.redis.run(unused).await.unwrap();
+    site.printed(&["family", "remove", "shop-1/views", "--yes"])
+        .await;
+    let _daemon = site.daemon().await;
+    let families = "SELECT COUNT(*) FROM counterfoil_families";
+    eventually("the other one", async || site.number(families).await == 1).await;
+    assert!(!is_configured(&site, "shop-1/views").await);
+    let kept: Vec<String> = site.redis.run("ZRANGE cf1:kept 0 -1").await.unwrap();
+    assert_eq!(kept, ["shop-2/views"]);
 }
 
 #[tokio::test]
@@ -556,7 +591,10 @@ every = \"200ms\"
     let site = Site::new().await;
     site.configure(FAMILIES);
     site.printed(&["add", "shop/likes", "a"]).await;
-    let _: () = site.redis.run("SET cf1:wanted text").await.unwrap();
+    for key in ["cf1:kept", "cf1:wanted"] {
+        let spoil = format!("SET {key} text");
+        let _: () = site.redis.run(&spoil).await.unwrap();
+    }
     let daemon = site.daemon().await;
     let errors = async || {
         let state = get(&daemon, "/api/v1/state").await.json();
@@ -564,13 +602,17 @@ every = \"200ms\"
         let errors = findings.iter().filter(|one| one["severity"] == "error");
         Vec::from_iter(errors.map(|one| one["subject"].as_str().unwrap().to_owned()))
     };
-    let both = ["announced families", "recount of shop/likes"];
-    eventually("both findings", async || errors().await == both).await;
-    let _: () = site.redis.run("DEL cf1:wanted").await.unwrap();
+    let all = [
+        "announced families",
+        "kept families",
+        "recount of shop/likes",
+    ];
+    eventually("all findings", async || errors().await == all).await;
+    let _: () = site.redis.run("DEL cf1:wanted cf1:kept").await.unwrap();
     site.sql("CREATE TABLE likes (item VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (item))")
         .await;
-    eventually("the end of both", async || errors().await.is_empty()).await;
-    for step in both {
+    eventually("the end of all", async || errors().await.is_empty()).await;
+    for step in all {
         assert_eq!(daemon.lines(&["fails, will retry", step]), 1);
     }
 }

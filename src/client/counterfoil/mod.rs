@@ -4,6 +4,7 @@ mod backlogs;
 pub mod builder;
 mod check;
 pub mod connect;
+mod kept;
 mod open;
 mod reconfigure;
 mod remove;

@@ -50,6 +50,7 @@ impl Counterfoil {
     /// was removed.
     pub async fn remove(&self, family: &Family) -> Result<()> {
         let Registration { family, number, .. } = self.call_homes(family, Calls::Delete).await?;
+        self.forget(&family).await?;
         self.shared.mysql()?.remove(&family, number).await?;
         tracing::info!(%family, "the family was removed");
         Ok(())
