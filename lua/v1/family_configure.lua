@@ -18,8 +18,10 @@
 --                             unknown yet
 --   6 description   json      what a client needs to know of the family, as family_epoch returns
 --                             it; up to 65536 bytes
---   7 name, value   settings  what the scripts read, 32 at most; the name: [a-z_]+, other than
---                             those above; a former setting that is not among them is removed
+--   7 name, value   settings  what the scripts read, and `registered`: all settings, as JSON, with
+--                             which the database has the family; 32 at most; the name: [a-z_]+,
+--                             other than those above; a former setting that is not among them is
+--                             removed
 -- REPLIES
 --   {"OK"}                    written; where kind or number of partitions were others before, or
 --                             the family has no such partition, its epochs have ended: callers ask

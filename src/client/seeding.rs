@@ -56,14 +56,14 @@ impl Seeding {
         let (shared, opened, id) = (shared.clone(), opened.clone(), id.to_owned());
         let row = async move {
             let was_known = opened.known().is_some();
-            let family = opened.registered(&*shared.store).await?;
+            let family = shared.registered(&opened).await?;
             if !was_known {
                 // The family was not registered until now, so its columns were unknown, and the
                 // bounds in Redis may be wider than what a row can hold.
                 upkeep::configure(&Flusher::new(shared.clone()), &family).await?;
             }
             let rows = shared.store.rows(&family, &[&id]).await;
-            let rows = upkeep::or_renewed(&shared, &opened, &family, rows).await?;
+            let rows = shared.or_renewed(&opened, &family, rows).await?;
             Ok(rows.first().copied().flatten())
         };
         let read = Arc::new(RowRead {

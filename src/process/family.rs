@@ -11,7 +11,7 @@ use crate::family::Family;
 use crate::metrics;
 use crate::process::work::{FamilySlot, PartitionId};
 use crate::scripts::counting::PairResult;
-use crate::store::{Columns, Incarnation, Registration, Store};
+use crate::store::{Columns, Incarnation, Registration};
 
 /// The reason why hits are refused after a shutdown.
 pub const SHUT_DOWN: &str = "the pair was shut down";
@@ -74,55 +74,25 @@ impl OpenFamily {
         true
     }
 
-    /// Returns the family as registered in the database, and registers it if that failed when the
-    /// family was opened. No data is written, and no row read, before the database has accepted the
-    /// configuration.
-    pub async fn registered(&self, store: &dyn Store) -> Result<Arc<Registration>> {
-        if let Some(known) = self.known() {
-            return Ok(known);
-        }
-        // callers do not wait for each other: one of them may not be polled
-        let registered = Arc::new(store.register(&self.family).await?);
-        Ok(self.registered.write().get_or_insert(registered).clone())
-    }
-
     /// Returns the family as registered in the database, if that is known. It is `None` until the
     /// database has registered it.
     pub fn known(&self) -> Option<Arc<Registration>> {
         self.registered.read().clone()
     }
 
-    /// Returns the family as the database has it now: an operator may have altered its table, or
-    /// changed the bounds of cached counters. While the database is unreachable, it returns what
-    /// was known before, or an error if that is nothing.
-    pub async fn registered_now(&self, store: &dyn Store) -> Result<Arc<Registration>> {
-        self.registered(store).await?;
-        match store.columns(&self.family).await {
-            Ok(columns) => self.set_columns(columns),
-            Err(error) => {
-                let (family, error) = (&self.family, format_args!("{error:#}"));
-                tracing::debug!(%family, %error, "the columns of a table were not read");
-            }
-        }
-        let known = self.registered(store).await?;
-        if !known.family.is_cached() {
-            return Ok(known);
-        }
-        let Ok(Some(now)) = store.find(&known.family.to_string()).await else {
-            return Ok(known);
-        };
-        let mut differences = known.family.differences(&now.family);
-        let is_moved = differences.any(|(setting, ..)| !known.family.moves_nothing(setting));
-        if is_moved || (now.number, &now.database) != (known.number, &known.database) {
-            return Ok(known);
-        }
-        Ok(Arc::new(Registration {
-            columns: known.columns.clone(),
-            ..now
-        }))
+    /// Stores the family as registered in the database, unless that is known. Returns what is known.
+    pub fn first_registered(&self, registered: Registration) -> Arc<Registration> {
+        let mut known = self.registered.write();
+        known.get_or_insert_with(|| Arc::new(registered)).clone()
     }
 
-    fn set_columns(&self, columns: Option<Arc<Columns>>) {
+    /// Stores the family as registered in the database now.
+    pub fn registered_otherwise(&self, registered: Registration) {
+        *self.registered.write() = Some(Arc::new(registered));
+    }
+
+    /// Stores the columns of the family's table.
+    pub fn set_columns(&self, columns: Option<Arc<Columns>>) {
         if let Some(registered) = &mut *self.registered.write()
             && registered.columns != columns
         {
@@ -140,25 +110,6 @@ impl OpenFamily {
             .as_ref()
             .and_then(|known| known.columns.as_deref());
         self.family.check_given(id, columns)
-    }
-
-    /// Registers the family again, because the database does not have it as this process knows it.
-    /// A family that was removed stays so unless this process has opened it. Returns whether it is
-    /// registered otherwise than before.
-    pub async fn renew(&self, store: &dyn Store, before: &Arc<Registration>) -> Result<bool> {
-        if self.known().is_some_and(|known| known != *before) {
-            return Ok(true);
-        }
-        let renewed = if self.is_served {
-            store.register_again(before).await?
-        } else {
-            store.register(&self.family).await?
-        };
-        let is_other = renewed != **before;
-        if is_other {
-            *self.registered.write() = Some(Arc::new(renewed));
-        }
-        Ok(is_other)
     }
 
     /// Records the outcomes of hits in the metrics; `None` for an unknown outcome.

@@ -2,6 +2,7 @@
 //! announce to the reconciler, and helpers for its tasks.
 
 pub mod family;
+pub mod registration;
 pub mod runtime;
 pub mod shared;
 pub mod tasks;

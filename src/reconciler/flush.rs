@@ -13,13 +13,13 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::family::OpenFamily;
+use crate::process::registration::registered_again;
 use crate::process::tasks::{GRACE, each, pause_unless_stopped, unless_stopped};
 use crate::process::work::{FamilySlot, PartitionId, WorkItem};
 use crate::reconciler::cached;
 use crate::reconciler::flusher::Flusher;
 use crate::reconciler::set_back::{self, report_lost};
 use crate::reconciler::step::{Step, caught};
-use crate::reconciler::upkeep;
 use crate::scripts::partition::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::store::{ApplyReply, Batch, Progress, Registration};
 use crate::testing::ablation::{self, Guard};
@@ -120,7 +120,7 @@ async fn rotate_one(flusher: &Flusher, id: PartitionId, cut: Cut) -> Result<Rota
     let Some(opened) = flusher.shared.family(id.family) else {
         return Ok(RotateOutcome::Nothing);
     };
-    let registering = opened.registered(&*flusher.shared.store);
+    let registering = flusher.shared.registered(&opened);
     let registered = unless_stopped(&flusher.stop, GRACE, registering).await?;
     let (family, database) = (&registered.family, &registered.database);
     let settle = if flusher.redis.can_be_reverted() {
@@ -410,13 +410,11 @@ async fn renew(
     let is_other = match renewed.get(&held.id.family) {
         Some(is_other) => *is_other,
         // a failure to register is ignored: the error of the batch says more
-        None => upkeep::renew(flusher, opened, before)
-            .await
-            .unwrap_or(false),
+        None => flusher.shared.renew(opened, before).await.unwrap_or(false),
     };
     renewed.insert(held.id.family, is_other);
     if is_other {
-        upkeep::registered_again(&opened.family, error)
+        registered_again(&opened.family, error)
     } else {
         error
     }

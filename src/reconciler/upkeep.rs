@@ -2,13 +2,11 @@
 //! the search for partitions beyond the family's number (docs/protocol.md, sections 3.2 and 8).
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
 use crate::process::family::OpenFamily;
-use crate::process::shared::Shared;
 use crate::process::tasks::try_each;
 use crate::process::work::{FamilySlot, PartitionId};
 use crate::reconciler::flusher::Flusher;
@@ -50,8 +48,7 @@ pub async fn upkeep(
 /// [`Mismatch`](ErrorKind::Mismatch) if Redis has another kind, number of partitions or
 /// database.
 pub async fn begin_epochs(flusher: &Flusher, opened: &OpenFamily) -> Result<()> {
-    let store = &*flusher.shared.store;
-    let registered = opened.registered_now(store).await?;
+    let registered = flusher.shared.registered_now(opened).await?;
     let (family, database) = (&registered.family, &registered.database);
     let homes = flusher.shared.homes(family);
     let epochs = try_each(&homes, |(_, home)| home.epoch(family, database)).await?;
@@ -69,56 +66,12 @@ pub async fn begin_epochs(flusher: &Flusher, opened: &OpenFamily) -> Result<()> 
     }
 }
 
-/// Registers the family again, because the database does not have it as this process knows it. If the
-/// database has lost it, Redis must have it as this process knows it: another process may have changed its
-/// partitions. Returns whether it is registered otherwise than before.
-///
-/// # Errors
-/// [`Mismatch`](ErrorKind::Mismatch) if the database or Redis has another family.
-pub async fn renew(
-    flusher: &Flusher,
-    opened: &OpenFamily,
-    before: &Arc<Registration>,
-) -> Result<bool> {
-    let (shared, family) = (&flusher.shared, &opened.family);
-    // other errors are those of the registration, too
-    if let Ok(None) = shared.store.find(&family.to_string()).await {
-        try_each(&shared.homes(family), |(_, home)| home.epoch(family, "")).await?;
-    }
-    opened.renew(&*shared.store, before).await
-}
-
-/// Returns the database's reply. If it refuses the family under the number that this process knows, the
-/// family is registered again, and the error is retryable if it has another number now.
-pub async fn or_renewed<T>(
-    shared: &Arc<Shared>,
-    opened: &OpenFamily,
-    before: &Arc<Registration>,
-    reply: Result<T>,
-) -> Result<T> {
-    let error = match reply {
-        Err(error) if error.kind() == ErrorKind::Mismatch => error,
-        reply => return reply,
-    };
-    match renew(&Flusher::new(shared.clone()), opened, before).await {
-        Ok(true) => Err(registered_again(&opened.family, error)),
-        // a failure to register is ignored: the error of the reply says more
-        _ => Err(error),
-    }
-}
-
-/// Returns the retryable error for a family that had another number.
-pub fn registered_again(family: &Family, error: Error) -> Error {
-    let again = format!("{family}: registered again");
-    Error::new(ErrorKind::Busy, again).with_source(error)
-}
-
 /// Registers the family again, and writes the settings that the database then has.
 async fn configure_anew(flusher: &Flusher, opened: &OpenFamily) -> Result<()> {
-    let store = &*flusher.shared.store;
-    let known = opened.registered(store).await?;
-    renew(flusher, opened, &known).await?;
-    let registered = opened.registered_now(store).await?;
+    let shared = &flusher.shared;
+    let known = shared.registered(opened).await?;
+    shared.renew(opened, &known).await?;
+    let registered = shared.registered_now(opened).await?;
     configure(flusher, &registered).await
 }
 
@@ -166,7 +119,7 @@ async fn refresh(flusher: &Flusher, registered: &Registration) -> Result<bool> {
 /// partition count have counted. Redis refuses these clients from here on; their counts go to
 /// the database like any batch.
 pub async fn strays(flusher: &Flusher, opened: &OpenFamily) -> Result<Vec<PartitionId>> {
-    let registered = opened.registered(&*flusher.shared.store).await?;
+    let registered = flusher.shared.registered(opened).await?;
     let (family, to) = (&registered.family, &registered.destination());
     let mut strays: Vec<_> = (family.partitions()..LAST)
         .map(|number| (number, flusher.partition(family, number)))

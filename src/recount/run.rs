@@ -87,13 +87,15 @@ impl Recounting {
     /// Begins a run if the last one began at least that long ago, or takes over one that no process
     /// has touched for the lease.
     pub(crate) async fn begin(&self, lease: Duration, every: Duration) -> Result<RunStart> {
+        let family = self.handle.registered().await?;
         let begin = BeginAttempt {
-            family: self.handle.registered().await?,
+            family: family.clone(),
             holder: random()?,
             lease,
             every,
         };
-        self.mysql.begin_recount(begin).await
+        let begun = self.mysql.begin_recount(begin).await;
+        self.handle.or_renewed(&family, begun).await
     }
 
     /// Works on the run until its end, or until `stop`. Returns `None` if it was stopped or taken

@@ -1,6 +1,8 @@
 //! Families that a process serves or changes without having opened them, as registered in the
 //! database.
 
+use counterfoil::recount::{Rows, Source};
+
 use crate::support::*;
 
 const MOMENT: Duration = millis(20);
@@ -13,6 +15,11 @@ async fn stored(pair: &Pair, name: &str) -> i64 {
         "SELECT SUM(value) FROM {values} WHERE name = '{name}'"
     ))
     .await
+}
+
+async fn text(pair: &Pair, select: &'static str) -> String {
+    let text = sqlx::query_scalar(select).fetch_one(&pair.pool);
+    text.await.unwrap()
 }
 
 async fn arrives(pair: &Pair, name: &str, sum: i64) {
@@ -468,6 +475,80 @@ async fn a_family_that_the_database_lost_keeps_its_partitions() {
     assert_eq!(pair.number(partitions).await, 3);
     views.count("page/0", 1).await;
     assert_eq!(views.value("page/0").await, 2);
+}
+
+/// A process that knows other settings than Redis is the first to miss the family in a database that was
+/// set back.
+#[tokio::test]
+async fn a_family_that_the_database_lost_is_registered_as_redis_has_it() {
+    let settle = Durability::Settle(secs(1));
+    let views = || family("views").partitions(2).at_once();
+    let shared = "SELECT CONCAT_WS(' ', kind, partitions, wide, durability, target, shape) \
+                  FROM counterfoil_families WHERE name IN ('views', 'votes')";
+    let of_redis: [Family; 4] = [
+        views().build().unwrap(),
+        views().build().unwrap(),
+        views().build().unwrap(),
+        votes().max(7).build().unwrap(),
+    ];
+    let others: [Family; 4] = [
+        views().partitions(3).build().unwrap(),
+        views().wide(true).build().unwrap(),
+        views().durability(settle).build().unwrap(),
+        votes().build().unwrap(),
+    ];
+    for (family_of_redis, other) in of_redis.into_iter().zip(others) {
+        let (pair, _another) = Pair::of(family("another")).await;
+        pair.open_any(family_of_redis.clone()).await.unwrap();
+        let before = text(&pair, shared).await;
+        pair.sql("DELETE FROM counterfoil_families WHERE name <> 'another'")
+            .await;
+        let opened = pair.other().await.open_any(other.clone()).await;
+        refused(opened, Mismatch, "in the database, but this process has");
+        assert_eq!(text(&pair, shared).await, before, "{other:?}");
+        pair.other().await.open_any(family_of_redis).await.unwrap();
+    }
+}
+
+/// Without other families, a database that was made anew has another id. Its families are its own.
+#[tokio::test]
+async fn a_new_database_registers_no_families_of_the_former_one() {
+    let pair = Pair::new().await;
+    pair.open(votes().max(7)).await;
+    pair.sql("DELETE FROM counterfoil_families").await;
+    let opened = pair.other().await.open(votes()).await;
+    refused(
+        opened,
+        Mismatch,
+        "its hits in this Redis go to the database",
+    );
+    assert_eq!(
+        text(&pair, "SELECT shape FROM counterfoil_families").await,
+        ""
+    );
+}
+
+/// The process that recounts a family saves no batches, which would find the number.
+#[tokio::test]
+async fn a_recount_goes_on_under_the_new_number() {
+    let (pair, _another) = Pair::of(family("another")).await;
+    let saves = pair.open(family("saves")).await;
+    let source = Source::function(|_| async { Ok(HashMap::from([("1".to_owned(), 5)])) });
+    let recount = pair.counterfoil.recount(&saves, Rows::Added);
+    let recount = recount.source(source).within(MOMENT).every(MOMENT..=MOMENT);
+    let recounter = recount.start().unwrap();
+    let runs = "SELECT COUNT(*) FROM counterfoil_recounts JOIN counterfoil_families ON number = family \
+                WHERE name = 'saves' AND finished_at IS NOT NULL";
+    let goes_on = async || {
+        eventually("runs end", async || pair.number(runs).await > 1).await;
+    };
+    goes_on().await;
+    pair.sql("UPDATE counterfoil_families SET name = CONCAT('other ', name)")
+        .await;
+    pair.other().await.opened(family("saves")).await;
+    assert_eq!(pair.number(runs).await, 0);
+    goes_on().await;
+    recounter.shutdown().await.unwrap();
 }
 
 /// A backup was restored in which another family has the number. A process that only reads, and in which

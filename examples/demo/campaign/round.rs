@@ -58,7 +58,12 @@ impl Round {
                 is_over.set(true);
                 strikes
             };
-            let (reads, strikes, ()) = try_join!(read, strike, outside)?;
+            let played = try_join!(read, strike, outside);
+            if played.is_err() {
+                // before the servers of the stage are dropped
+                testkit::keep();
+            }
+            let (reads, strikes, ()) = played?;
             Ok::<_, crate::BoxError>((reads, strikes, stage.settle().await))
         };
         let (reads, strikes, settled) = tokio::select! {

@@ -124,7 +124,7 @@ impl Counterfoil {
 
     /// Registers the family; returns `None` if the database is unreachable.
     async fn register(&self, family: &Family) -> Result<Option<Registration>> {
-        let register = self.shared.store.register(family);
+        let register = self.shared.register(family);
         let error = match timeout(REGISTERING, register).await {
             Ok(Ok(registered)) => return Ok(Some(registered)),
             Ok(Err(error)) if !error.is_retryable() => return Err(error),

@@ -15,7 +15,7 @@ use crate::client::pages::{self, PAGE};
 use crate::client::read::{Verdict, beyond, has_ledger, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reconciler::flusher::Flusher;
-use crate::reconciler::{set_back, upkeep};
+use crate::reconciler::set_back;
 use crate::scripts::partition::buffered::{ReadReply, Scan};
 use crate::store::{Incarnation, Mark, ReadFrom, Registration, Snapshot};
 use crate::writer::LONGEST;
@@ -151,7 +151,9 @@ impl Handle {
         registered: &Arc<Registration>,
         reply: Result<T>,
     ) -> Result<T> {
-        upkeep::or_renewed(&self.shared, &self.opened, registered, reply).await
+        self.shared
+            .or_renewed(&self.opened, registered, reply)
+            .await
     }
 
     /// Returns the result of `exact` if it arrives within `within`, or else the values in the

@@ -81,7 +81,7 @@ impl Handle {
 
     /// Returns the family as registered in the database.
     pub async fn registered(&self) -> Result<Arc<Registration>> {
-        self.opened.registered(&*self.shared.store).await
+        self.shared.registered(&self.opened).await
     }
 
     /// Counts one hit, and waits for room if `wait` is set.

@@ -83,11 +83,31 @@ impl Partition {
         for (name, value) in family.script_settings(to.columns) {
             args.extend([borrowed(name), owned(value)]);
         }
+        if !to.database.is_empty() {
+            args.extend([borrowed("registered"), owned(family.settings())]);
+        }
         let mut reply = bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?;
         match reply.status() {
             "MISMATCH" => Err(other_database(family, &reply.text()?, to.database)),
             _ => Ok(reply),
         }
+    }
+
+    /// Returns the family as a database has registered it, and the id of that database, if Redis
+    /// knows them.
+    ///
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if its settings are of a later version.
+    pub async fn registered(&self, family: &Family) -> Result<Option<(Family, String)>> {
+        let mut read = redis::cmd("HMGET");
+        read.arg(self.keys.calls());
+        read.arg("=registered").arg("=database");
+        let known: (Option<String>, Option<String>) = bundle::query(&self.redis, &read).await?;
+        let (Some(settings), Some(database)) = known else {
+            return Ok(None);
+        };
+        let known = Family::from_settings(family.namespace(), family.name(), &settings)?;
+        Ok(Some((known, database)))
     }
 
     /// Stores for clients the reason why the family is not configured. Does nothing if it is

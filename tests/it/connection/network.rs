@@ -131,8 +131,8 @@ impl Refusal {
     async fn new(options: RedisOptions) -> Self {
         let pair = Pair::with(options).await;
         let views = pair.open(family("views")).await;
-        // shorter than the refusal, but longer than a reply takes on a busy machine, which would
-        // leave the outcome open; a writer that reads then also makes a call that is refused
+        // together shorter than the refusal, so that a writer that reads first also makes a call that
+        // is refused; longer than a reply takes on a busy machine, which would leave the outcome open
         let load = Hits::on(&views.write_timeout(secs(2)).read_timeout(secs(1)));
         load.more(300).await;
         Refusal { pair, load }
@@ -175,7 +175,7 @@ async fn redis_is_busy_with_a_script() {
     endless.arg("while true do end").arg(0);
     let endless =
         tokio::spawn(async move { endless.query_async::<()>(&mut busy).await.unwrap_err() });
-    pause(2_500).await;
+    pause(3_500).await;
     refusal.pair.redis.does("SCRIPT KILL").await;
     let killed = endless.await.unwrap().to_string();
     assert!(killed.contains("killed"), "{killed}");
@@ -191,7 +191,7 @@ async fn redis_has_no_memory_left() {
         pair.redis.does(&set).await;
     };
     limit(1).await;
-    pause(2_500).await;
+    pause(3_500).await;
     // a drain makes room, so it still works
     timeout(secs(10), pair.drain()).await.unwrap();
     let counted = pair.stored().await;
@@ -226,7 +226,7 @@ async fn redis_cannot_write_its_snapshot() {
     snapshot("err").await;
     let findings = refusal.pair.check().await;
     assert_found(&findings, Severity::Error, &["redis writes", "snapshot"]);
-    pause(2_500).await;
+    pause(3_500).await;
     fs::remove_dir_all(&file).unwrap();
     // the error lasts until a snapshot succeeds
     snapshot("ok").await;

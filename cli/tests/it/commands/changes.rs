@@ -55,6 +55,33 @@ async fn a_family_gets_the_settings_of_its_configuration() {
 }
 
 #[tokio::test]
+async fn a_family_that_a_backup_sets_back_is_changed_again() {
+    const BACK_UP: &str =
+        "CREATE TABLE backup AS SELECT * FROM counterfoil_families WHERE namespace = 'shop'";
+    const RESTORE: &str = "REPLACE INTO counterfoil_families SELECT * FROM backup";
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    site.printed(&["add", "shop/views", "a", "3"]).await;
+    site.printed(&["drain"]).await;
+    site.sql(BACK_UP).await;
+    site.configure(SEVEN);
+    site.printed(&["reconfigure", "shop/views"]).await;
+    for id in ["a", "b", "c", "d", "e", "f", "g"] {
+        site.printed(&["add", "shop/views", id]).await;
+    }
+    site.sql(RESTORE).await;
+    site.printed(&["drain"]).await;
+    let done = site.printed(&["reconfigure", "shop/views"]).await;
+    let change = "was changed: partitions is 7 here, and 4 in the database";
+    assert!(done.contains(change), "{done}");
+    site.printed(&["add", "shop/views", "a"]).await;
+    assert_eq!(site.printed(&["get", "shop/views", "a"]).await, "a\t5\n");
+    site.printed(&["drain"]).await;
+    let all = "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values";
+    assert_eq!(site.number(all).await, 11);
+}
+
+#[tokio::test]
 async fn a_family_is_removed_once_nobody_uses_it() {
     let site = Site::new().await;
     site.configure(FAMILIES);

@@ -285,7 +285,8 @@ async fn what_the_user_may_not_do_is_printed_for_an_administrator() {
     let (statements, rest) = statements.split_once("# pair main: ").expect("an ACL");
     assert!(
         // the user exists, and keeps its password and its other rights
-        rest.contains("\nACL SETUSER counter ~cf1:kept ~cf1:wanted ~cf1:{") && !rest.contains("PASSWORD"),
+        rest.contains("\nACL SETUSER counter ~cf1:kept ~cf1:wanted ~cf1:{")
+            && !rest.contains("PASSWORD"),
         "{rest}"
     );
     let said: Vec<_> = printed.err.lines().collect();
@@ -300,7 +301,10 @@ async fn what_the_user_may_not_do_is_printed_for_an_administrator() {
     );
     let acl = fresh.site.run(&["acl", "daemon"]).await;
     assert!(
-        acl.code == 0 && acl.out.contains("\nACL SETUSER counter ~cf1:kept ~cf1:wanted "),
+        acl.code == 0
+            && acl
+                .out
+                .contains("\nACL SETUSER counter ~cf1:kept ~cf1:wanted "),
         "{acl:?}"
     );
 
