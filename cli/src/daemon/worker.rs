@@ -200,10 +200,7 @@ impl ConnectedWorker {
                         upkeep.reset_after(RECHECK);
                     }
                 }
-                _ = wanted.tick(), if is_working => {
-                    let taken = with_timeout(CHECK_TIMEOUT, self.families.take_wanted()).await;
-                    self.families.open_wanted(taken).await;
-                }
+                _ = wanted.tick(), if is_working => self.open_wanted().await,
                 Ok(()) = views.changed() => {}
             }
         }
@@ -336,17 +333,24 @@ impl ConnectedWorker {
         state.record_read("check", result);
     }
 
-    /// Runs `check`, and continues to supervise the reconciler meanwhile.
+    async fn open_wanted(&mut self) {
+        let taken = with_timeout(CHECK_TIMEOUT, self.families.take_wanted()).await;
+        self.families.open_wanted(taken).await;
+    }
+
+    /// Runs `check`, and continues to supervise the reconciler and to open what clients announce: they
+    /// wait for less time than a locked table may hold up a check.
     async fn check(&mut self) {
         let counterfoil = self.counterfoil.clone();
         let mut check = pin!(with_timeout(CHECK_TIMEOUT, async move {
             Ok::<_, Error>(counterfoil.check().await)
         }));
-        let mut supervisions = ticks(SUPERVISION);
+        let (mut supervisions, mut wanted) = (ticks(SUPERVISION), ticks(WANTED));
         let result = loop {
             select! {
                 result = &mut check => break result,
                 _ = supervisions.tick() => drop(self.supervise()),
+                _ = wanted.tick() => self.open_wanted().await,
             }
         };
         let checked = result.unwrap_or_else(|why| {

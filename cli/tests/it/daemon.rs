@@ -3,9 +3,10 @@
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use counterfoil::redis::cmd;
+use counterfoil::sqlx;
 use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
 use serde_json::json;
 use testkit::MysqlServer;
@@ -38,6 +39,20 @@ fn views() -> counterfoil::FamilyBuilder<counterfoil::BufferedCounters> {
         .sync_hits(1)
         .sync_time(sync)
 }
+
+const RECOUNTED: &str = "
+[[family]]
+name = \"shop-*/views\"
+kind = \"buffered\"
+[[family]]
+name = \"shop/likes\"
+kind = \"buffered\"
+[family.recount]
+rows = \"added\"
+sql = \"SELECT item, COUNT(*) FROM likes WHERE item IN (?) GROUP BY item\"
+within = \"100ms\"
+every = \"200ms\"
+";
 
 const ALL: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
 
@@ -105,6 +120,46 @@ async fn a_tenant_that_fits_a_pattern_is_configured_once_a_client_wants_it() {
         daemon.lines(&["families that are not configured", "other/views"]),
         1
     );
+}
+
+/// Each locked table holds up a check for a second.
+#[tokio::test]
+async fn a_tenant_is_configured_while_a_check_waits() {
+    let site = Site::new().await;
+    let mut families = "[[family]]\nname = \"shop-*/views\"\nkind = \"buffered\"\n".to_owned();
+    let mut locks = Vec::new();
+    for number in 1..=6 {
+        let table = format!("sales_{number}");
+        site.sql(&format!(
+            "CREATE TABLE {table} (id INT PRIMARY KEY, n BIGINT NOT NULL DEFAULT 0)"
+        ))
+        .await;
+        families += &format!(
+            "[[family]]\nname = \"shop/{table}\"\nkind = \"buffered\"\n\
+             table = {{ name = \"{table}\", write = \"upsert\", keys = [[\"id\", \"signed\"]], value = \"n\" }}\n"
+        );
+        locks.push(format!("{table} WRITE"));
+    }
+    site.configure(&families);
+    // an error has the daemon check every 5 s
+    let _: () = site.redis.run("SET cf1:kept text").await.unwrap();
+    let daemon = site.daemon().await;
+    daemon.logs(&["fails, will retry", "kept families"]).await;
+    let mut holder = site.pool.acquire().await.unwrap();
+    let lock = format!("LOCK TABLES {}", locks.join(", "));
+    let lock = sqlx::raw_sql(sqlx::AssertSqlSafe(lock));
+    lock.execute(&mut *holder).await.unwrap();
+    let waits = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+                 WHERE INFO LIKE '%FROM `sales_1`%' AND ID <> CONNECTION_ID()";
+    eventually("a check waits", async || site.number(waits).await > 0).await;
+    site.want("shop-1/views").await;
+    let announced = Instant::now();
+    eventually("the tenant", async || {
+        is_configured(&site, "shop-1/views").await
+    })
+    .await;
+    let waited = announced.elapsed();
+    assert!(waited < Duration::from_secs(2), "{waited:?}");
 }
 
 #[tokio::test]
@@ -575,21 +630,8 @@ async fn a_reload_with_another_redis_leaves_the_former_one() {
 
 #[tokio::test]
 async fn announcements_and_a_recount_that_fail_are_findings() {
-    const FAMILIES: &str = "
-[[family]]
-name = \"shop-*/views\"
-kind = \"buffered\"
-[[family]]
-name = \"shop/likes\"
-kind = \"buffered\"
-[family.recount]
-rows = \"added\"
-sql = \"SELECT item, COUNT(*) FROM likes WHERE item IN (?) GROUP BY item\"
-within = \"100ms\"
-every = \"200ms\"
-";
     let site = Site::new().await;
-    site.configure(FAMILIES);
+    site.configure(RECOUNTED);
     site.printed(&["add", "shop/likes", "a"]).await;
     for key in ["cf1:kept", "cf1:wanted"] {
         let spoil = format!("SET {key} text");
