@@ -36,16 +36,14 @@ pub struct Outage {
 }
 
 impl Outage {
-    /// Makes an attempt of a call, and notes whether the server replied. An error is a reply, too,
-    /// unless it means that no server is ready.
+    /// Makes an attempt of a call, and notes whether the server replied. Most errors are replies, too.
     pub async fn heard<T>(&self, attempt: impl Future<Output = Result<T>>) -> Result<T> {
         let (none, now) = (0, since_start().max(1));
         let _ = self
             .asked_ms
             .compare_exchange(none, now, Ordering::Relaxed, Ordering::Relaxed);
         let reply = attempt.await;
-        let is_reply = |error| redis_cause(error).is_some_and(|cause| !is_no_reply(cause));
-        if reply.as_ref().err().is_none_or(is_reply) {
+        if !reply.as_ref().is_err_and(is_silence) {
             self.asked_ms.store(none, Ordering::Relaxed);
         }
         reply
