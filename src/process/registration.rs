@@ -13,9 +13,10 @@ use crate::store::Registration;
 impl Shared {
     /// Registers the family with the database, or compares it with the registered one.
     pub async fn register(&self, family: &Family) -> Result<Registration> {
-        // an unreachable Redis holds up no family
-        if let Ok(Some((known, database))) = self.known_otherwise(family).await {
-            self.restore(known, &database).await?;
+        match self.restore(family).await {
+            // an unreachable Redis holds up no family
+            Err(error) if matches!(error.kind(), ErrorKind::Redis | ErrorKind::AccessDenied) => {}
+            restored => restored?,
         }
         self.store.register(family).await
     }
@@ -84,13 +85,7 @@ impl Shared {
         if opened.known().is_some_and(|known| known != *before) {
             return Ok(true);
         }
-        match self.known_otherwise(&opened.family).await {
-            Ok(None) => {}
-            Ok(Some((known, database))) => self.restore(known, &database).await?,
-            Err(error) if self.is_lost(&opened.family).await => return Err(error),
-            // the database decides
-            Err(_) => {}
-        }
+        self.restore(&opened.family).await?;
         let renewed = if removed {
             self.store.register(&opened.family).await?
         } else {
@@ -123,41 +118,38 @@ impl Shared {
         }
     }
 
-    /// Returns the family as a database has registered it according to Redis, and the id of that
-    /// database, if this process knows the family otherwise.
-    async fn known_otherwise(&self, family: &Family) -> Result<Option<(Family, String)>> {
+    /// Registers a family that the database has lost as Redis has it, if this process knows it
+    /// otherwise. Does nothing if Redis has it of another database.
+    async fn restore(&self, family: &Family) -> Result<()> {
+        // an unreachable database is found by the registration
+        if !matches!(self.store.find(&family.to_string()).await, Ok(None)) {
+            return Ok(());
+        }
         let homes = self.homes(family);
         let known = try_each(&homes, |(_, home)| home.registered(family)).await?;
         let mut known = known.into_iter().flatten();
-        Ok(known.find(|(known, _)| family.differences(known).next().is_some()))
-    }
-
-    /// Registers the family that Redis knows, if the database of that id is this one, and has lost
-    /// it.
-    async fn restore(&self, family: Family, database: &str) -> Result<()> {
-        if !self.is_lost(&family).await {
+        let is_other = |known: &Family| family.differences(known).next().is_some();
+        let Some((known, database)) = known.find(|(known, _)| is_other(known)) else {
             return Ok(());
-        }
+        };
         let others = self.store.families().await?;
         let mut others = others.into_iter().filter_map(|(_, other)| other.ok());
         let Some(other) = others.find(|other| other.database == database) else {
             return Ok(());
         };
-        let known = Registration { family, ..other };
+        let known = Registration {
+            family: known,
+            ..other
+        };
         match self.store.register_again(&known).await {
             Ok(_) => {
-                tracing::warn!(family = %known.family, "the database had lost the family: registered as Redis has it");
+                tracing::warn!(%family, "the database had lost the family: registered as Redis has it");
                 Ok(())
             }
             // it was removed, or its table is another one now
             Err(error) if error.kind() == ErrorKind::Mismatch => Ok(()),
             Err(error) => Err(error),
         }
-    }
-
-    /// Returns whether the database does not have the family.
-    async fn is_lost(&self, family: &Family) -> bool {
-        matches!(self.store.find(&family.to_string()).await, Ok(None))
     }
 }
 
