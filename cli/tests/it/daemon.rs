@@ -40,20 +40,6 @@ fn views() -> counterfoil::FamilyBuilder<counterfoil::BufferedCounters> {
         .sync_time(sync)
 }
 
-const RECOUNTED: &str = "
-[[family]]
-name = \"shop-*/views\"
-kind = \"buffered\"
-[[family]]
-name = \"shop/likes\"
-kind = \"buffered\"
-[family.recount]
-rows = \"added\"
-sql = \"SELECT item, COUNT(*) FROM likes WHERE item IN (?) GROUP BY item\"
-within = \"100ms\"
-every = \"200ms\"
-";
-
 const ALL: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
 
 #[tokio::test]
@@ -630,8 +616,21 @@ async fn a_reload_with_another_redis_leaves_the_former_one() {
 
 #[tokio::test]
 async fn announcements_and_a_recount_that_fail_are_findings() {
+    const FAMILIES: &str = "
+[[family]]
+name = \"shop-*/views\"
+kind = \"buffered\"
+[[family]]
+name = \"shop/likes\"
+kind = \"buffered\"
+[family.recount]
+rows = \"added\"
+sql = \"SELECT item, COUNT(*) FROM likes WHERE item IN (?) GROUP BY item\"
+within = \"100ms\"
+every = \"200ms\"
+";
     let site = Site::new().await;
-    site.configure(RECOUNTED);
+    site.configure(FAMILIES);
     site.printed(&["add", "shop/likes", "a"]).await;
     for key in ["cf1:kept", "cf1:wanted"] {
         let spoil = format!("SET {key} text");
